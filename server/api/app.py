@@ -25,7 +25,7 @@ from server.api.middleware.forwarded import Forwarded, TrustedProxies
 from server.api.middleware.gate import Gate
 from server.api.middleware.hosts import HostCheck
 from server.api.middleware.limits import BodyLimit
-from server.api.middleware.refuse import error_response, refuse
+from server.api.middleware.replies import error_response, refuse
 from server.api.middleware.tracing import traced
 from server.api.openai import embeddings, score, tokens
 from server.api.openai.chat import routes as chat

@@ -14,7 +14,7 @@ from server.api.completion import DONE, ended, sse
 from server.api.errors import error_object
 from server.api.streaming import COMMENT, DirectWriter, send_stream, send_whole
 from server.api.watched import ENDS, WatchedAnswer
-from server.engine.types import Event, Failed, Finished, Migrated, Request, Started
+from server.engine.types import Event, Failed, Finished, Migrated, Request, Started, TokenEvent
 from server.errors import RequestError
 from server.models.service import Service
 from server.sessions.idempotency import NO_MORE, KeyInUse
@@ -45,11 +45,11 @@ class JsonWriter(Protocol):
 class SseWriter(Protocol):
     """Writes the server-sent events for events of the engine, and what comes after the last.
 
-    ``parts`` are those for an event that may make large ones, None for any other.
+    Those of an event that may make large ones come in parts, as in `JsonWriter`.
     """
 
-    def chunks(self, event: Event, /) -> bytes: ...
-    def parts(self, event: Event, /) -> Iterator[bytes] | None: ...
+    def token(self, event: TokenEvent, /) -> bytes: ...
+    def chunks(self, event: Event, /) -> bytes | Iterator[bytes]: ...
     def end(self) -> bytes: ...
 
 
@@ -188,8 +188,8 @@ class SseAnswer(RequestAnswer[SseWriter]):
             _raise_if_failed(events)
             await send_stream(send, self._pieces(events, direct), _error)
 
-    def _encode(self, events: Sequence[Event]) -> list[bytes]:
-        return [self._writer.chunks(event) for event in events]
+    def _encode(self, tokens: Sequence[TokenEvent]) -> list[bytes]:
+        return [self._writer.token(token) for token in tokens]
 
     async def _pieces(
         self, events: Sequence[Event], direct: DirectWriter[Event]
@@ -200,12 +200,13 @@ class SseAnswer(RequestAnswer[SseWriter]):
         while True:
             made: list[bytes] = []
             for event in events:
-                if (parts := self._writer.parts(event)) is None:
-                    made += self._encode([event])
+                written = self._writer.chunks(event)
+                if isinstance(written, bytes):
+                    made.append(written)
                     continue
                 yield b"".join(made)
                 made.clear()
-                async for part in self._large.parts(parts, self._num_bytes):
+                async for part in self._large.parts(written, self._num_bytes):
                     yield part
             if self._is_end(events):
                 yield b"".join([*made, self._writer.end()])

@@ -28,8 +28,8 @@ PART_BYTES = 1 << 16
 COMMENT = b": keep-alive\n\n"
 #: Of the interval of comments. A comment comes after the whole interval, or up to one tick earlier.
 NUM_TICKS = 4
-#: The name of the extension in a scope.
-EXTENSION = "everstream.write"
+#: The name of the extension in a scope that has a `Write`.
+WRITE_EXTENSION = "everstream.write"
 
 Write = Callable[[Sequence[bytes]], bool]
 """Writes all parts at once, or nothing and returns False where that is not possible now.
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 def writer_of(scope: Scope) -> Write:
     """What ``scope`` offers, or a `Write` that never can."""
-    write: Write = scope.get("extensions", {}).get(EXTENSION, _never)
+    write: Write = scope.get("extensions", {}).get(WRITE_EXTENSION, _never)
     return write
 
 

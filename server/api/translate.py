@@ -1,4 +1,8 @@
-"""From the messages of clients to the requests of the engine: the only place that knows both."""
+"""From the messages of clients to the requests of the engine: the only place that knows both.
+
+A prompt that is text gets the model's start token where its session is empty; a prompt of
+token ids is taken as it is. All functions raise `InvalidRequest`.
+"""
 
 from __future__ import annotations
 
@@ -18,166 +22,166 @@ from server.sessions.named_states import StateNotFound
 # A shorter text is encoded in the event loop: it takes less time than a thread costs.
 MAX_INLINE_CHARS = 2048
 
-
-class Translator:
-    """Builds the requests to ``service`` from parsed messages. Raises `InvalidRequest`.
-
-    A prompt that is text gets the model's start token where its session is
-    empty; a prompt of token ids is taken as it is.
-    """
-
-    def __init__(self, service: Service) -> None:
-        self._service, self._limits = service, service.limits
-
-    async def generate(
-        self,
-        request_id: str,
-        owner: str,
-        wanted: Continuation,
-        sampling: Sampling,
-        num_choices: int = 1,
-        ranked: bool = False,
-        num_scored: int | None = None,
-    ) -> Request:
-        """The request of a completion. Draws a seed where the client gave none.
-
-        With ``max_tokens`` 0 the prompt is only fed. ``ranked``: the choices will be
-        compared. The prompt's tokens are scored unless ``num_scored`` is None: so many
-        others are named in place of each.
-        """
-        prompt = wanted.prompt
-        is_begun = await self._is_begun(wanted)
-        continues = is_begun or await self._continues(wanted.session, owner, prompt)
-        tokens = () if prompt is None else await self.tokens(prompt, "prompt", continues)
-        if wanted.idempotency_key is not None and wanted.session is None and not wanted.keep:
-            raise invalid("idempotency_key", "needs a session that is kept")
-        if not tokens and wanted.session is None and not is_begun:
-            raise invalid("prompt", "must not be empty unless it continues a session")
-        params = None
-        if sampling.max_tokens != 0:
-            params = await self._sampling(sampling, ranked, owner)
-        return Request(
-            request_id=request_id,
-            owner=owner,
-            tokens=tokens,
-            sampling=params,
-            session=wanted.session,
-            keep=bool(wanted.keep),
-            start=not isinstance(prompt, list),
-            key=wanted.idempotency_key,
-            score=num_scored is not None,
-            num_choices=num_choices,
-            num_top=num_scored or 0,
-            state=wanted.state,
-        )
-
-    async def append(self, request_id: str, owner: str, session: str, body: AppendBody) -> Request:
-        """The request that only feeds a session."""
-        if body.text is not None and body.tokens is not None:
-            raise invalid("tokens", "give either text or tokens, not both")
-        field = "text" if body.tokens is None else "tokens"
-        given = body.text if body.tokens is None else body.tokens
-        continues = await self._continues(session, owner, given)
-        tokens = () if given is None else await self.tokens(given, field, continues)
-        if not tokens:
-            raise invalid(field, "must not be empty")
-        return Request(
-            request_id,
-            owner,
-            tokens,
-            sampling=None,
-            session=session,
-            keep=True,
-            start=body.tokens is None,
-            key=body.idempotency_key,
-            score=bool(body.logprobs),
-        )
-
-    async def tokens(
-        self, prompt: str | Sequence[int], field: str, continues: bool = False
-    ) -> tuple[int, ...]:
-        """The ids of ``prompt``, the value of ``field``, as they are fed.
-
-        It begins a text, or ``continues`` one.
-        """
-        ids: Sequence[int]
-        if not isinstance(prompt, str):
-            ids = prompt
-        else:
-            tokenizer = self._service.tokenizer
-            encode = tokenizer.encode_continuation if continues else tokenizer.encode
-            is_short = len(prompt) <= MAX_INLINE_CHARS
-            ids = encode(prompt) if is_short else await asyncio.to_thread(encode, prompt)
-        self._limits.check_prompt(len(ids), field)
-        if not isinstance(prompt, str):
-            self.check_ids(ids, field)
-        return tuple(ids)
-
-    def check_ids(self, ids: Sequence[int], field: str) -> None:
-        """Raises where one is not of the vocabulary; one look at all takes least time."""
-        vocab_size = self._service.tokenizer.vocab_size
-        if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
-            raise invalid(field, f"token ids must be in 0..{vocab_size - 1}")
-
-    async def _is_begun(self, wanted: Continuation) -> bool:
-        """Whether a new session has text before its prompt. Raises where there is no such state.
-
-        Not where the work has a key: it may have been done before the state was deleted. Else
-        the submission raises.
-        """
-        if wanted.state is None:
-            return False
-        if wanted.session is not None:
-            raise invalid("state", "is what a new session begins with: give it without session")
-        try:
-            return (await self._service.sessions.start_of(wanted.state)).length > 0
-        except StateNotFound:
-            if wanted.idempotency_key is None:
-                raise
-            return True
-
-    async def _continues(
-        self, session: str | None, owner: str, prompt: str | Sequence[int] | None
-    ) -> bool:
-        """Whether ``prompt`` follows other text; asked only where that makes a difference."""
-        if session is None or not isinstance(prompt, str):
-            return False
-        if not self._service.tokenizer.puts_space_in_front:
-            return False
-        return (await self._service.sessions.info(session, owner)).position > 0
-
-    async def _grammar(self, wanted: ResponseFormat | None, owner: str) -> str | None:
-        if wanted is None or wanted.type == "text":
-            return None
-        if self._service.constraints is None:
-            raise invalid("response_format", "is not supported by this server")
-        return await self._service.constraints.grammar(wanted, owner)
-
-    async def _sampling(self, wire: Sampling, logprob: bool, owner: str) -> SamplingParams:
-        if wire.max_tokens is not None and wire.max_tokens > self._limits.max_tokens:
-            raise invalid("max_tokens", f"must be at most {self._limits.max_tokens}")
-        self.check_ids(wire.stop_token_ids or (), "stop_token_ids")
-        biases = {int(id): bias for id, bias in (wire.logit_bias or {}).items()}
-        self.check_ids(tuple(biases), "logit_bias")
-        given: dict[str, Any] = {
-            name: value for name in _PLAIN if (value := getattr(wire, name)) is not None
-        }
-        given.setdefault("seed", drawn_seed())
-        stop = wire.stop or ()
-        return with_defaults(
-            **given,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            stop_token_ids=tuple(wire.stop_token_ids or ()),
-            logit_bias=tuple(biases.items()),
-            grammar=await self._grammar(wire.response_format, owner),
-            logprob=logprob,
-        )
-
-
-#: The fields that mean the same to the engine.
-_PLAIN = tuple(
-    sorted(set(Sampling.model_fields) - {"stop", "stop_token_ids", "logit_bias", "response_format"})
+#: The fields of `Sampling` that mean the same to the engine.
+_SAME = sorted(
+    Sampling.model_fields.keys() - {"stop", "stop_token_ids", "logit_bias", "response_format"}
 )
+
+
+async def generate_request(
+    service: Service,
+    request_id: str,
+    owner: str,
+    prompt: str | list[int] | None,
+    wanted: Continuation,
+    sampling: Sampling,
+    num_choices: int = 1,
+    ranked: bool = False,
+    num_scored: int | None = None,
+) -> Request:
+    """The request of a completion. Draws a seed where the client gave none.
+
+    With ``max_tokens`` 0 the prompt is only fed. ``ranked``: the choices will be
+    compared. The prompt's tokens are scored unless ``num_scored`` is None: so many
+    others are named in place of each.
+    """
+    session, key = wanted.session, wanted.idempotency_key
+    is_begun = wanted.state is not None and await _has_text(service, wanted.state, wanted)
+    continues = is_begun
+    if session is not None:
+        continues = await _continues(service, session, owner, prompt)
+    tokens = () if prompt is None else await prompt_tokens(service, prompt, "prompt", continues)
+    if key is not None and session is None and not wanted.keep:
+        raise invalid("idempotency_key", "needs a session that is kept")
+    if not tokens and session is None and not is_begun:
+        raise invalid("prompt", "must not be empty unless it continues a session")
+    params = None
+    if sampling.max_tokens != 0:
+        params = await _sampling_params(service, sampling, ranked, owner)
+    return Request(
+        request_id=request_id,
+        owner=owner,
+        tokens=tokens,
+        sampling=params,
+        session=session,
+        keep=bool(wanted.keep),
+        start=not isinstance(prompt, list),
+        key=key,
+        score=num_scored is not None,
+        num_choices=num_choices,
+        num_top=num_scored or 0,
+        state=wanted.state,
+    )
+
+
+async def append_request(
+    service: Service, request_id: str, owner: str, session: str, body: AppendBody
+) -> Request:
+    """The request that only feeds a session."""
+    if body.text is not None and body.tokens is not None:
+        raise invalid("tokens", "give either text or tokens, not both")
+    field = "text" if body.tokens is None else "tokens"
+    given = body.text if body.tokens is None else body.tokens
+    continues = await _continues(service, session, owner, given)
+    tokens = () if given is None else await prompt_tokens(service, given, field, continues)
+    if not tokens:
+        raise invalid(field, "must not be empty")
+    return Request(
+        request_id,
+        owner,
+        tokens,
+        sampling=None,
+        session=session,
+        keep=True,
+        start=body.tokens is None,
+        key=body.idempotency_key,
+        score=bool(body.logprobs),
+    )
+
+
+async def prompt_tokens(
+    service: Service, prompt: str | Sequence[int], field: str, continues: bool = False
+) -> tuple[int, ...]:
+    """The ids of ``prompt``, the value of ``field``, as they are fed.
+
+    It begins a text, or ``continues`` one.
+    """
+    ids: Sequence[int]
+    if not isinstance(prompt, str):
+        ids = prompt
+    else:
+        encode = service.tokenizer.encode_continuation if continues else service.tokenizer.encode
+        is_short = len(prompt) <= MAX_INLINE_CHARS
+        ids = encode(prompt) if is_short else await asyncio.to_thread(encode, prompt)
+    service.limits.check_prompt(len(ids), field)
+    if not isinstance(prompt, str):
+        check_ids(service, ids, field)
+    return tuple(ids)
+
+
+def check_ids(service: Service, ids: Sequence[int], field: str) -> None:
+    """Raises where one is not of the vocabulary; one look at all takes least time."""
+    vocab_size = service.tokenizer.vocab_size
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        raise invalid(field, f"token ids must be in 0..{vocab_size - 1}")
+
+
+async def _has_text(service: Service, state: str, wanted: Continuation) -> bool:
+    """Whether a new session with ``state`` has text before its prompt. Raises `StateNotFound`.
+
+    Not where the work has a key: it may have been done before the state was deleted. Else
+    the submission raises.
+    """
+    if wanted.session is not None:
+        raise invalid("state", "is what a new session begins with: give it without session")
+    try:
+        return (await service.sessions.start_of(state)).length > 0
+    except StateNotFound:
+        if wanted.idempotency_key is None:
+            raise
+        return True
+
+
+async def _continues(
+    service: Service, session: str, owner: str, prompt: str | Sequence[int] | None
+) -> bool:
+    """Whether ``prompt`` follows other text; asked only where that makes a difference."""
+    if not isinstance(prompt, str) or not service.tokenizer.puts_space_in_front:
+        return False
+    return (await service.sessions.info(session, owner)).position > 0
+
+
+async def _grammar(service: Service, wanted: ResponseFormat, owner: str) -> str | None:
+    if wanted.type == "text":
+        return None
+    if service.constraints is None:
+        raise invalid("response_format", "is not supported by this server")
+    return await service.constraints.grammar(wanted, owner)
+
+
+async def _sampling_params(
+    service: Service, sampling: Sampling, logprob: bool, owner: str
+) -> SamplingParams:
+    max_tokens, wanted = service.limits.max_tokens, sampling.response_format
+    if sampling.max_tokens is not None and sampling.max_tokens > max_tokens:
+        raise invalid("max_tokens", f"must be at most {max_tokens}")
+    stop, stop_ids = sampling.stop or (), tuple(sampling.stop_token_ids or ())
+    check_ids(service, stop_ids, "stop_token_ids")
+    biases = {int(id): bias for id, bias in (sampling.logit_bias or {}).items()}
+    check_ids(service, tuple(biases), "logit_bias")
+    given: dict[str, Any] = {
+        name: value for name in _SAME if (value := getattr(sampling, name)) is not None
+    }
+    if "seed" not in given:
+        given["seed"] = drawn_seed()
+    return with_defaults(
+        **given,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop_token_ids=stop_ids,
+        logit_bias=tuple(biases.items()),
+        grammar=None if wanted is None else await _grammar(service, wanted, owner),
+        logprob=logprob,
+    )
 
 
 def drawn_seed() -> int:

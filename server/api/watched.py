@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 from starlette.responses import Response
@@ -46,7 +46,8 @@ class WatchedAnswer(Response):
         leaving = asyncio.ensure_future(_disconnected(receive))
         broken = self._event_queue.broken
         try:
-            with self._ended_with_its_key(scope):
+            caller: Caller | None = scope.get("state", {}).get("caller")
+            with nullcontext() if caller is None else caller.watched(self._end_with_key):
                 ends: set[asyncio.Future[Any]] = {working, leaving}
                 await asyncio.wait(ends | {broken}, return_when=asyncio.FIRST_COMPLETED)
                 if not working.done() and not leaving.done():
@@ -62,11 +63,8 @@ class WatchedAnswer(Response):
         if not working.cancelled():
             working.result()
 
-    def _ended_with_its_key(self, scope: Scope) -> AbstractContextManager[None]:
-        caller: Caller | None = scope.get("state", {}).get("caller")
-        if caller is None:
-            return nullcontext()
-        return caller.watched(lambda: self._event_queue.fail(InvalidApiKey()))
+    def _end_with_key(self) -> None:
+        self._event_queue.fail(InvalidApiKey())
 
     def _direct_writer(
         self, scope: Scope, encode: Callable[[Sequence[TokenEvent]], list[bytes]]

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, cast
+from urllib.parse import unquote
 
 from uvicorn.protocols.utils import ClientDisconnected
 
 from server.api.errors import FAILED, error_body, error_headers, outcome
-from server.api.middleware.connections import EXTENSION as CONNECTION
-from server.api.middleware.connections import OpenConnection
-from server.api.middleware.gate import Reply
-from server.api.middleware.refuse import answer_with_error
-from server.api.middleware.request_ids import HEADER, new_request_id
-from server.api.streaming import EXTENSION as SHORTCUT
-from server.api.streaming import Write
+from server.api.middleware.connections import CONNECTION_EXTENSION, OpenConnection
+from server.api.middleware.replies import HEADER, Reply, answer_with_error, new_request_id
+from server.api.streaming import WRITE_EXTENSION, Write
 from server.errors import InternalFailure, InvalidRequest, RequestError
-from server.http.request_target import in_origin_form
 from server.runtime.async_engine import Draining
 
 logger = logging.getLogger("everstream.serving")
 
 # Of one connection in one turn of the event loop: hundreds of tiny frames, ten milliseconds.
 READ_BYTES = 4 * 1024
+
+_ABSOLUTE = re.compile(rb"https?://([^/]*)(/.*)?", re.IGNORECASE | re.DOTALL)
 
 
 class ReadsLittle(asyncio.BufferedProtocol):
@@ -41,11 +40,7 @@ class ReadsLittle(asyncio.BufferedProtocol):
         return self._read_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.data_received(self.read(nbytes))
-
-    def read(self, num_bytes: int) -> bytes:
-        """What the event loop has put into the buffer."""
-        return bytes(self._read_buffer[:num_bytes])
+        self.data_received(bytes(self._read_buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
         raise NotImplementedError
@@ -85,7 +80,10 @@ class RunsApp(CountedProtocol):
         self._app = app
 
     async def _run_app(self, scope: Any, receive: Any, send: Any) -> None:
-        offered = {SHORTCUT: self._direct_write(scope), CONNECTION: self.connection}
+        offered = {
+            WRITE_EXTENSION: self._direct_write(scope),
+            CONNECTION_EXTENSION: self.connection,
+        }
         extensions = {**scope.get("extensions", {}), **offered}
         has_answered = self._watch_answer()
         try:
@@ -107,6 +105,24 @@ class RunsApp(CountedProtocol):
 
     def _direct_write(self, scope: Any) -> Write:
         raise NotImplementedError
+
+
+def in_origin_form(scope: dict[str, Any]) -> dict[str, Any]:
+    """``scope`` as if the client had sent the path alone, and the target's host as `Host`.
+
+    In the absolute form a request begins with `GET http://host/path` (RFC 9112, 3.2.2).
+    """
+    found = _ABSOLUTE.fullmatch(scope["raw_path"])
+    if found is None:
+        return scope
+    host, raw_path = found[1], found[2] or b"/"
+    headers = [(name, value) for name, value in scope["headers"] if name != b"host"]
+    return {
+        **scope,
+        "path": unquote(raw_path.decode("ascii")),
+        "raw_path": raw_path,
+        "headers": [(b"host", host), *headers],
+    }
 
 
 def _failure(error: BaseException) -> RequestError:

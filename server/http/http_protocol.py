@@ -16,13 +16,45 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from server.api.streaming import Write
 from server.http.connection import CountedProtocol, ReadsLittle, RunsApp, refusal
-from server.http.stall import StallTimer
 from server.http.websocket_protocol import WebSocketProtocol
 
 __all__ = ["HttpProtocol", "WebSocketProtocol"]
 
 # What a client gets to read the answer to what it has not finished sending.
 LINGER_S = 2.0
+
+
+class StallTimer:
+    """Aborts ``transport`` when its peer has taken no byte for ``limit_s``.
+
+    A slow peer that takes something in that time is left alone. Between `start` and
+    `stop` nothing is written.
+    """
+
+    def __init__(self, transport: asyncio.Transport, limit_s: float) -> None:
+        self._transport, self._limit_s = transport, limit_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._num_unsent = 0
+
+    def start(self) -> None:
+        """Has no effect where it runs."""
+        if self._timer is None:
+            self._arm()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self) -> None:
+        self._num_unsent = self._transport.get_write_buffer_size()
+        self._timer = asyncio.get_running_loop().call_later(self._limit_s, self._check)
+
+    def _check(self) -> None:
+        if self._transport.get_write_buffer_size() < self._num_unsent:
+            self._arm()
+        else:
+            self._transport.abort()
 
 
 class HttpProtocol(RunsApp, H11Protocol, ReadsLittle):
@@ -42,14 +74,15 @@ class HttpProtocol(RunsApp, H11Protocol, ReadsLittle):
 
     def buffer_updated(self, nbytes: int) -> None:
         if not self._refused:
-            self.data_received(self.read(nbytes))
+            self.data_received(bytes(self._read_buffer[:nbytes]))
             self._set_deadlines()
 
     def _set_deadlines(self) -> None:
         if self._refused:
             return
         if self._answered_early():
-            self._linger()  # no drop of the rest puts it off
+            if self._deadline is None:  # no drop of the rest puts it off
+                self._arm(LINGER_S)
         elif self.conn.their_state is not h11.IDLE:
             self._disarm()
         elif self._deadline is None:
@@ -58,9 +91,8 @@ class HttpProtocol(RunsApp, H11Protocol, ReadsLittle):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         begun = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]
-        if begun and self._deadline is None:
-            self._arm(self.head_timeout_s)
-        self._linger()
+        if self._deadline is None and (begun or self._answered_early()):
+            self._arm(self.head_timeout_s if begun else LINGER_S)
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         self._disarm()
@@ -72,7 +104,7 @@ class HttpProtocol(RunsApp, H11Protocol, ReadsLittle):
             cast(CountedProtocol, self.transport.get_protocol()).connection = self.connection
 
     def send_400_response(self, msg: str) -> None:
-        """Answers to what is no HTTP, and reads on for a while so that the answer arrives.
+        """Answers to invalid HTTP, and reads on for a while so that the answer arrives.
 
         Where an answer has begun there is nothing left to say.
         """
@@ -127,12 +159,8 @@ class HttpProtocol(RunsApp, H11Protocol, ReadsLittle):
 
         return write
 
-    def _linger(self) -> None:
-        """After an early answer the client may read it while it still sends, but not for long."""
-        if self._answered_early() and self._deadline is None:
-            self._arm(LINGER_S)
-
     def _answered_early(self) -> bool:
+        """Then the client may read the answer while it still sends, but not for long."""
         cycle: RequestResponseCycle | None = self.cycle
         answered = cycle is not None and cycle.response_complete
         return answered and self.conn.their_state is h11.SEND_BODY

@@ -15,7 +15,9 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Coroutine, Iterator
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -24,15 +26,15 @@ from uvicorn.config import STARTUP_FAILURE
 from server.api.auth.keyring import Keyring
 from server.api.auth.keys_file import KeysFileError
 from server.api.middleware.connections import ConnectionTable
-from server.api.middleware.wellformed import MAX_HEAD_BYTES
+from server.api.middleware.gate import MAX_HEAD_BYTES
 from server.api.websocket.sockets import Sockets
 from server.config.settings import ServerConfig
 from server.http.acceptor import Acceptor
 from server.http.http_protocol import HttpProtocol, WebSocketProtocol
-from server.http.shutdown import CLOSE_TIMEOUT_S, drain
 from server.models.registry import Models
 
 logger = logging.getLogger("everstream.serving")
+drain_logger = logging.getLogger("everstream.drain")
 
 # How long the kernel keeps a connection whose peer does not take its data.
 TCP_USER_TIMEOUT_MS = 20_000
@@ -42,6 +44,12 @@ SEND_BUFFER_BYTES = 64 * 1024
 MAX_PING_INTERVAL_S = 15.0
 PING_TIMEOUT_S = 20.0
 BACKLOG = 1024
+
+CLOSE_TIMEOUT_S = 2
+# After a cancel each request still ends at the boundary of a step.
+CANCEL_TIMEOUT_S = 2.0
+# What saving gets after a second signal: sessions that are not saved are cancelled.
+HURRIED_SAVE_S = 2.0
 
 
 def bind(host: str, port: int, user_timeout_ms: int = TCP_USER_TIMEOUT_MS) -> socket.socket:
@@ -171,3 +179,45 @@ class Server(uvicorn.Server):
             logger.error("an engine stopped unexpectedly; the process exits")
         elif not await drain(self._models, self._sockets, self._drain_timeout_s, self._hurry):
             self.exit_code = 1
+
+
+async def drain(models: Models, sockets: Sockets, timeout_s: float, hurry: asyncio.Event) -> bool:
+    """Ends all requests; False if the engine did not.
+
+    Sessions that a store keeps are saved at the boundary of a token, and their
+    readers get `migrate`. Other requests continue for up to ``timeout_s`` and are cancelled
+    then, or as soon as the shutdown is hurried. Sockets get 1012 after their last event.
+    """
+    drain_logger.info("draining for up to %g s", timeout_s)
+    models.begin_drain()
+    deadline_s = time.monotonic() + timeout_s
+    ended = True
+    await _ends(models.retire(), deadline_s, hurry, HURRIED_SAVE_S)
+    if not await _ends(models.drained(), deadline_s, hurry):
+        models.cancel_all()
+        ended = await _ends(models.drained(), time.monotonic() + CANCEL_TIMEOUT_S)
+        if not ended:
+            drain_logger.error("the engine did not end its requests")
+    await sockets.close(CLOSE_TIMEOUT_S)
+    return ended
+
+
+async def _ends(
+    work: Coroutine[Any, Any, None],
+    deadline_s: float,
+    hurry: asyncio.Event | None = None,
+    hurried_s: float = 0.0,
+) -> bool:
+    """Whether ``work`` ends in time; that is ``hurried_s`` at most once the shutdown is hurried."""
+    working = asyncio.ensure_future(work)
+    hurrying = asyncio.ensure_future((hurry or asyncio.Event()).wait())
+    try:
+        async with asyncio.timeout(max(0.0, deadline_s - time.monotonic())):
+            await asyncio.wait({working, hurrying}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({working}, timeout=hurried_s)
+    except TimeoutError:
+        pass
+    ended = working.done()
+    working.cancel()
+    hurrying.cancel()
+    return ended

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from server.api.auth.keys_file import Limits
+from server.api.middleware.gate import MAX_HEAD_BYTES
 from server.api.middleware.limits import BODY_TIMEOUT_S
-from server.api.middleware.wellformed import MAX_HEAD_BYTES
 from server.config.settings import ServerConfig
 from tests.docs.pages import DOCS, flags, names, page, rows, section
 

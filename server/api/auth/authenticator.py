@@ -5,15 +5,14 @@ from __future__ import annotations
 import base64
 import binascii
 import logging
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterable
+from contextlib import ExitStack
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from server.api.auth.keyring import Caller, Keyring
+from server.api.auth.keyring import Keyring
 from server.api.auth.scopes import OPEN, RouteTable
-from server.api.auth.scopes import Scope as Right
 from server.api.errors import ForeignOrigin, InvalidApiKey, RouteNotFound
 
 logger = logging.getLogger("everstream.connections")
@@ -50,7 +49,14 @@ class Authenticator:
         self._check_origin(scope, headers)
         wanted = self._table.scopes_of(scope["type"], scope["path"])
         if wanted != [OPEN]:
-            held.enter_context(_admit(caller, wanted, scope["path"]))
+            if caller is None:
+                raise InvalidApiKey
+            for scopes in wanted:
+                caller.require(*scopes)
+            caller.tenant.request()
+            if not wanted:  # any key sees the 404 of an unknown path
+                raise RouteNotFound.at(scope["path"])
+            held.enter_context(caller.tenant.connection())
 
     def _check_origin(self, scope: Scope, headers: Headers) -> None:
         """A page of another origin must not use this server with its visitor's network."""
@@ -69,29 +75,13 @@ class Authenticator:
             raise ForeignOrigin
 
 
-def _admit(
-    caller: Caller | None, wanted: Sequence[frozenset[Right]], path: str
-) -> AbstractContextManager[None]:
-    """One of the tenant's connections, not yet taken. Any key sees the 404 of an unknown path."""
-    if caller is None:
-        raise InvalidApiKey
-    for scopes in wanted:
-        caller.require(*scopes)
-    caller.tenant.request()
-    if not wanted:
-        raise RouteNotFound.at(path)
-    return caller.tenant.connection()
-
-
 def _key(headers: Headers) -> str | None:
+    """The key in a header; or that of a browser, which cannot set headers on a WebSocket."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return key.strip()
-    return headers.get("api-key") or _subprotocol_key(headers)
-
-
-def _subprotocol_key(headers: Headers) -> str | None:
-    """The key that a browser offers as a subprotocol: it cannot set headers on a WebSocket."""
+    if api_key := headers.get("api-key"):
+        return api_key
     for offered in headers.get("sec-websocket-protocol", "").split(","):
         name = offered.strip()
         if name.startswith(KEY_SUBPROTOCOL):

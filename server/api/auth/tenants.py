@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -139,24 +139,15 @@ class Tenant:
             raise RateLimited(limit, wait_s)
 
 
-class Tenants(Mapping[str, Tenant]):
+class Tenants(dict[str, Tenant]):
     """All tenants by name. One that was there once stays, for what it still has running."""
 
     def __init__(self, clock: Clock) -> None:
+        super().__init__()
         self._clock = clock
-        self._by_name: dict[str, Tenant] = {}
-
-    def __getitem__(self, name: str) -> Tenant:
-        return self._by_name[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._by_name)
-
-    def __len__(self) -> int:
-        return len(self._by_name)
 
     def put(self, name: str, limits: Limits) -> Tenant:
         """The tenant of that name, new or with what it has used so far, under ``limits``."""
-        tenant = self._by_name.setdefault(name, Tenant(name, limits, self._clock))
+        tenant = self.setdefault(name, Tenant(name, limits, self._clock))
         tenant.limits = limits
         return tenant

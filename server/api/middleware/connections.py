@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from dataclasses import dataclass, field
 from itertools import islice
 
 #: The name of the extension in a scope that has the `OpenConnection`, or None.
-EXTENSION = "everstream.connection"
+CONNECTION_EXTENSION = "everstream.connection"
 DEFAULT_MAX_CONNECTIONS = 4096
 #: Connections beyond a bound, so that `/health` is answered and the excess gets an answer.
 SPARE = 16
@@ -105,13 +105,12 @@ class ConnectionTable:
 
     def add(self, address: str) -> OpenConnection | None:
         """A connection that was accepted; None where its address has too many."""
-        group = self._group(address)
-        if not group.has_room and not self._close_longest_idle(group):
+        groups = self._groups(address)
+        if not groups[1].has_room and not self._close_longest_idle(groups[1]):
             return None
-        connection = OpenConnection(self, address)
-        for group in self._groups(address):
+        for group in groups:
             group.num_open += 1
-        return connection
+        return OpenConnection(self, address)
 
     def close_longest_idle(self) -> bool:
         """Closes one without a request; its descriptor is free in the event loop's next turn."""
@@ -134,7 +133,7 @@ class ConnectionTable:
 
         ``connection`` is None behind a server that does not count its connections.
         """
-        groups = list(self._groups(address))
+        groups = self._groups(address)
         if any(group.num_admitted >= group.max_admitted for group in groups):
             self._forget_unused(address)
             return False
@@ -152,17 +151,14 @@ class ConnectionTable:
             self.mark_idle(connection)
         self._forget_unused(address)
 
-    def _groups(self, address: str) -> Iterator[_Group]:
-        yield self._all
-        yield self._group(address)
-
-    def _group(self, address: str) -> _Group:
+    def _groups(self, address: str) -> tuple[_Group, _Group]:
+        """That of all connections, and that of one address."""
         num = self._all.max_admitted if address == PROXY else self._max_per_address
-        return self._by_address.setdefault(address, _Group(num))
+        return self._all, self._by_address.setdefault(address, _Group(num))
 
     def _forget_unused(self, address: str) -> None:
-        group = self._group(address)
-        if not group.num_open and not group.num_admitted:
+        group = self._by_address.get(address)
+        if group is not None and not group.num_open and not group.num_admitted:
             del self._by_address[address]
 
     def _close_longest_idle(self, group: _Group) -> bool:

@@ -1,30 +1,32 @@
 """What each request passes on its way to the routes, and its answer on the way back.
 
-Pure ASGI, for HTTP and WebSockets alike. Each check has its own file; the order is here.
+Pure ASGI, for HTTP and WebSockets alike. Most checks have their own file; the order is here.
 """
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack
 from functools import partial
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.api.auth.authenticator import OPEN_PATHS, Authenticator
-from server.api.errors import FAILED, TooManyConnections
-from server.api.middleware.connections import EXTENSION as CONNECTION
-from server.api.middleware.connections import ConnectionTable, address_of
+from server.api.errors import FAILED, HeadTooLarge, TooManyConnections
+from server.api.middleware.connections import CONNECTION_EXTENSION, ConnectionTable, address_of
 from server.api.middleware.cors import Cors
 from server.api.middleware.hosts import HostCheck
 from server.api.middleware.limits import BodyLimit
-from server.api.middleware.refuse import answer_with_error, refuse
-from server.api.middleware.request_ids import HEADER, request_id_of
-from server.api.middleware.wellformed import check_head
-from server.api.streaming import EXTENSION as DIRECT_WRITE
-from server.errors import InternalFailure, RequestError
+from server.api.middleware.replies import Reply, answer_with_error, refuse
+from server.api.schemas.names import REFUSAL, has_control
+from server.api.streaming import WRITE_EXTENSION
+from server.errors import InternalFailure, RequestError, invalid
 
-_STARTS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
+# h11 bounds only a head that comes in pieces.
+MAX_HEAD_BYTES = 32 * 1024
+
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?", re.ASCII)
 
 
 class Gate:
@@ -55,10 +57,11 @@ class Gate:
         with ExitStack() as held:
             scope["state"]["held"] = held
             try:
-                answer = self._answer_for(scope, reply, held)
+                answer, receive = self._answer_for(scope, receive, reply, held)
                 if scope["type"] == "http":
-                    receive = self._bodies.bounded(scope, receive)
-                    scope = _as_get(scope)
+                    scope["state"]["is_head"] = scope["method"] == "HEAD"
+                    if scope["state"]["is_head"]:
+                        scope = _as_get(scope)
                 await answer(scope, receive, reply)
             except Exception:
                 # The framework's answer would have no request id, and other origins no right to it.
@@ -66,65 +69,55 @@ class Gate:
                     await answer_with_error(scope, reply, InternalFailure(FAILED))
                 raise
 
-    def _answer_for(self, scope: Scope, reply: Reply, held: ExitStack) -> ASGIApp:
-        """The app for a request that passes the checks, else what answers in its place."""
+    def _answer_for(
+        self, scope: Scope, receive: Receive, reply: Reply, held: ExitStack
+    ) -> tuple[ASGIApp, Receive]:
+        """The app for a request that passes the checks, else what answers in its place.
+
+        With what it receives: the app gets a body within the bounds.
+        """
         headers = Headers(scope=scope)
         try:
             check_head(scope, headers)
         except RequestError as error:  # what follows on the connection cannot be trusted
             if scope["type"] == "http":
                 reply.headers.append((b"connection", b"close"))
-            return partial(refuse, error=error)
+            return partial(refuse, error=error), receive
         try:
             if self._hosts is not None:
                 self._hosts.check(scope, headers)
             if self._cors is not None and scope["type"] == "http" and "origin" in headers:
                 reply.headers += self._cors.marks(headers)
                 if self._cors.is_preflight(scope, headers):
-                    return self._cors.preflight(headers)
-            self._hold_connection(scope, held)
+                    return self._cors.preflight(headers), receive
+            if scope["path"] not in OPEN_PATHS:  # an overload must not look like a dead server
+                client = scope.get("client")
+                address = address_of(client[0] if client else "")
+                connection = scope.get("extensions", {}).get(CONNECTION_EXTENSION)
+                if not self._connections.admit(address, connection):
+                    raise TooManyConnections
+                held.callback(self._connections.release, address, connection)
             self._authenticator.admit(scope, headers, held)
             if scope["type"] == "http":
-                self._bodies.check(scope, headers)
+                receive = self._bodies.bounded(scope, headers, receive)
         except RequestError as error:
-            return partial(refuse, error=error)
-        return self._app
-
-    def _hold_connection(self, scope: Scope, held: ExitStack) -> None:
-        """`/health` and `/ready` always answer: an overload must not look like a death."""
-        if scope["path"] in OPEN_PATHS:
-            return
-        client = scope.get("client")
-        address = address_of(client[0] if client else "")
-        connection = scope.get("extensions", {}).get(CONNECTION)
-        if not self._connections.admit(address, connection):
-            raise TooManyConnections
-        held.callback(self._connections.release, address, connection)
+            return partial(refuse, error=error), receive
+        return self._app, receive
 
 
-class Reply:
-    """``send`` for one request: the head of its answer gets ``headers``, the request's id first.
+def check_head(scope: Scope, headers: Headers) -> None:
+    """Refuses endless heads, two framings, and a bad Host or path, which HTTP leaves open.
 
-    The answer to HEAD has no body: a stream ends with its head, and the app sees the client leave.
+    Raises `HeadTooLarge`, or `InvalidRequest` for a head that may be read in two ways.
     """
-
-    def __init__(self, scope: Scope, send: Send) -> None:
-        self.headers = [(HEADER.encode(), request_id_of(scope).encode())]
-        self.has_begun = False
-        self._send = send
-        self._is_head = scope.get("method") == "HEAD"
-        self._is_over = False
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] in _STARTS:
-            self.has_begun = True
-            message = {**message, "headers": [*message.get("headers", ()), *self.headers]}
-        elif self._is_head:
-            if self._is_over:
-                return
-            self._is_over = True
-            message = {"type": "http.response.body", "body": b""}
-        await self._send(message)
+    if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEAD_BYTES:
+        raise HeadTooLarge(MAX_HEAD_BYTES)
+    if not _HOST.fullmatch(headers.get("host", "")):
+        raise invalid("Host", "must be a host name with an optional port")
+    if has_control(scope["path"]):
+        raise invalid("path", REFUSAL)
+    if "content-length" in headers and "transfer-encoding" in headers:
+        raise invalid("Content-Length", "must not come with Transfer-Encoding")
 
 
 def _as_get(scope: Scope) -> Scope:
@@ -132,8 +125,5 @@ def _as_get(scope: Scope) -> Scope:
 
     For one to which it makes a difference, ``is_head`` is in the state.
     """
-    scope["state"]["is_head"] = scope["method"] == "HEAD"
-    if not scope["state"]["is_head"]:
-        return scope
-    extensions = {n: v for n, v in scope.get("extensions", {}).items() if n != DIRECT_WRITE}
+    extensions = {n: v for n, v in scope.get("extensions", {}).items() if n != WRITE_EXTENSION}
     return {**scope, "method": "GET", "extensions": extensions}

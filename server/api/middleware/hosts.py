@@ -21,6 +21,11 @@ logger = logging.getLogger("everstream.connections")
 PROBES = frozenset({"/health", "/ready"})
 #: What a proxy adds to the requests that it forwards.
 OF_PROXIES = ("x-forwarded-for", "forwarded", "via")
+#: Logged once: a proxy that does not forward the Host hides the names that are asked.
+PROXY_WITHOUT_KEYS = (
+    "a proxy forwards requests to this server, which has no keys: all that can reach the"
+    " proxy may use it; set EVERSTREAM_API_KEYS (docs/proxy.md)"
+)
 
 
 class HostCheck:
@@ -32,22 +37,14 @@ class HostCheck:
 
     def check(self, scope: Scope, headers: Headers) -> None:
         """Raises `ForeignHost` for a name other than those, localhost or an address."""
-        self._look_for_proxy(headers)
+        if not self._saw_proxy and any(name in headers for name in OF_PROXIES):
+            self._saw_proxy = True
+            logger.warning(PROXY_WITHOUT_KEYS)
         name = name_of(headers.get("host", ""))
         is_ours = name == "localhost" or not {name, "*"}.isdisjoint(self._allowed)
         if not is_ours and not is_address(name) and scope["path"] not in PROBES:
             logger.warning("Host %r refused: a server without keys needs --allow-host", name)
             raise ForeignHost
-
-    def _look_for_proxy(self, headers: Headers) -> None:
-        """Warns once: a proxy that does not forward the Host hides the names that are asked."""
-        if self._saw_proxy or not any(name in headers for name in OF_PROXIES):
-            return
-        self._saw_proxy = True
-        logger.warning(
-            "a proxy forwards requests to this server, which has no keys: all that can reach the"
-            " proxy may use it; set EVERSTREAM_API_KEYS (docs/proxy.md)"
-        )
 
 
 def name_of(host: str) -> str:

@@ -25,21 +25,18 @@ class BodyLimit:
         self._max_bytes, self._timeout_s = max_bytes, timeout_s
         self._of_paths = of_paths or {}
 
-    def check(self, scope: Scope, headers: Headers) -> None:
-        """Raises `UnsupportedEncoding` or `BodyTooLarge` for a body that its head announces."""
+    def bounded(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
+        """``receive`` that raises `BodyTooLarge` or `RequestTimeout`; the app answers with them.
+
+        Raises `UnsupportedEncoding` or `BodyTooLarge` itself for a body that its head announces.
+        """
         if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
             raise UnsupportedEncoding
-        max_bytes = self._max_bytes_of(scope)
+        of_path = self._of_paths.get(scope["path"])
+        max_bytes = self._max_bytes if of_path is None else of_path()
         if int(headers.get("content-length", "0")) > max_bytes:
             raise BodyTooLarge(max_bytes)
 
-    def _max_bytes_of(self, scope: Scope) -> int:
-        of_path = self._of_paths.get(scope["path"])
-        return self._max_bytes if of_path is None else of_path()
-
-    def bounded(self, scope: Scope, receive: Receive) -> Receive:
-        """``receive`` that raises `BodyTooLarge` or `RequestTimeout`; the app answers with them."""
-        max_bytes = self._max_bytes_of(scope)
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         num_bytes = 0
         complete = False

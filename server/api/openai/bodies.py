@@ -9,10 +9,10 @@ from pydantic import Discriminator, Field, Tag
 
 from server.api.openai.chat.messages import Messages, TemplateKwargs, Tools
 from server.api.openai.unsupported import COMPLETIONS, EMBEDDINGS
-from server.api.schemas.names import Label, ModelName, SessionId, StateName
+from server.api.schemas.names import Label, ModelName
 from server.api.schemas.requests import (
     MAX_CHOICES,
-    Once,
+    Continuation,
     Sampling,
     StreamOptions,
     TokenIds,
@@ -70,9 +70,9 @@ Input = Annotated[
 
 def prompts_in(prompt: Sequence[object] | str) -> list[str | list[int]]:
     """Each of them by itself."""
-    if kind_of_prompt(prompt) in ("texts", "batch"):
-        return list(cast("Sequence[str | list[int]]", prompt))
-    return [cast("str | list[int]", prompt)]
+    if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int):
+        return [cast("str | list[int]", prompt)]
+    return list(cast("Sequence[str | list[int]]", prompt))
 
 
 #: One text, or its token ids.
@@ -82,12 +82,11 @@ OnePrompt = Annotated[
 ]
 
 
-class CompletionBody(Sampling, Once, Labels):
+class CompletionBody(Sampling, Continuation, Labels):
     """`POST /v1/completions`."""
 
     refused: ClassVar[Mapping[str, Refusal]] = COMPLETIONS
 
-    model: ModelName | None = None
     prompt: Prompt | None = None
     max_tokens: int | None = Field(None, ge=0, le=2**53)
     echo: bool | None = None
@@ -98,9 +97,6 @@ class CompletionBody(Sampling, Once, Labels):
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    session: SessionId | None = None
-    keep: bool | None = None
-    state: StateName | None = None
 
 
 class EmbeddingsBody(Wire):

@@ -24,7 +24,7 @@ from server.api.routes.lookup import service_for
 from server.api.schemas import responses as answers
 from server.api.schemas.describe import ERRORS, body_schema
 from server.api.schemas.parse import body_of
-from server.api.translate import Translator
+from server.api.translate import prompt_tokens
 from server.engine.types import Event, Finished
 from server.engine.types import Request as Work
 from server.errors import InternalFailure, invalid
@@ -45,7 +45,7 @@ async def embed(request: Request) -> Response:
     service = service_for(request, body.model)
     id, works = f"embd-{secrets.token_hex(16)}", []
     for index, text in enumerate(prompts_in(body.input)):
-        tokens = await Translator(service).tokens(text, "input")
+        tokens = await prompt_tokens(service, text, "input")
         await asyncio.sleep(0)  # others have their turn between the inputs
         if not tokens:
             raise invalid("input", "must not be empty")

@@ -24,7 +24,7 @@ from server.api.routes.lookup import service_for
 from server.api.schemas import responses as answers
 from server.api.schemas.describe import ERRORS, body_schema
 from server.api.schemas.parse import body_of
-from server.api.translate import Translator
+from server.api.translate import prompt_tokens
 from server.engine.types import Event, Finished
 from server.engine.types import Request as Work
 from server.errors import InternalFailure, invalid
@@ -55,13 +55,13 @@ async def score(request: Request) -> Response:
 
 async def _work(service: Service, body: ScoreBody, owner: str) -> Work:
     """One request: an empty context is the start token."""
-    translator, model = Translator(service), service.model
-    context = await translator.tokens(body.prompt, "prompt")
+    context = await prompt_tokens(service, body.prompt, "prompt")
     if not context and not isinstance(body.prompt, str):
         raise invalid("prompt", 'must have a token; the text "" is the start token')
     continuations = []
     for one in body.continuations:
-        continuations.append(await translator.tokens(one, "continuations", bool(context)))
+        tokens = await prompt_tokens(service, one, "continuations", bool(context))
+        continuations.append(tokens)
         await asyncio.sleep(0)  # others have their turn between them
     if not all(continuations):
         raise invalid("continuations", "must not be empty")
@@ -69,7 +69,7 @@ async def _work(service: Service, body: ScoreBody, owner: str) -> Work:
     return Work(
         f"score-{secrets.token_hex(16)}",
         owner,
-        context or (model.bos_token_id,),
+        context or (service.model.bos_token_id,),
         sampling=None,
         start=isinstance(body.prompt, str) and bool(context),
         num_top=max(1, body.top or 0),

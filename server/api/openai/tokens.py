@@ -19,7 +19,7 @@ from server.api.schemas import responses as answers
 from server.api.schemas.describe import ERRORS, KEY_ERRORS, body_schema
 from server.api.schemas.parse import body_of
 from server.api.streaming import json_response
-from server.api.translate import MAX_INLINE_CHARS, Translator
+from server.api.translate import MAX_INLINE_CHARS, check_ids
 from server.errors import invalid
 from server.models.large_answers import TOKEN_BYTES
 from server.models.service import Service
@@ -107,7 +107,7 @@ async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens by their names."""
     body = await body_of(DetokenizeBody, request)
     service = service_for(request, body.model)
-    Translator(service).check_ids(body.tokens, "tokens")
+    check_ids(service, body.tokens, "tokens")
     text = await service.large_answers.run(lambda: _text_of(service.tokenizer, body.tokens))
     answer: answers.Detokenized = {"prompt": text}
     return json_response(answer)

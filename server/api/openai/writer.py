@@ -16,14 +16,13 @@ Json = dict[str, Any]
 
 
 class WrittenChoice:
-    """One continuation while it comes."""
+    """One continuation while it comes, number ``index`` of the answer."""
 
-    def __init__(self, index: int) -> None:
-        self.index = index
-        #: The event that it ended by.
-        self.last: Event | None = None
-        #: A token's chunk around what differs from token to token, once it is needed.
-        self.around: tuple[bytes, ...] = ()
+    index: int
+    #: The event that it ended by.
+    last: Event | None = None
+    #: A token's chunk around what differs from token to token, once it is needed.
+    around: tuple[bytes, ...] = ()
 
 
 C = TypeVar("C", bound=WrittenChoice)

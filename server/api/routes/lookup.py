@@ -1,8 +1,9 @@
-"""Which service a request is for. It stays until the request has been answered."""
+"""Which service a request is for.
+
+It is held until the request has been answered: a version may be replaced meanwhile.
+"""
 
 from __future__ import annotations
-
-from contextlib import ExitStack
 
 from fastapi import Request
 
@@ -18,8 +19,10 @@ def models_of(request: Request) -> Models:
 
 def service_for(request: Request, model: str | None = None) -> Service:
     """The service of ``model``, or of the default one. Raises `ModelNotFound`."""
-    models = models_of(request)
-    return _held(request, models.default if model is None else models.service(model))
+    models: Models = request.app.state.models
+    service = models.default if model is None else models.service(model)
+    request.state.held.enter_context(service.async_engine.use())
+    return service
 
 
 async def service_with(request: Request, session: str | None, model: str | None = None) -> Service:
@@ -30,11 +33,6 @@ async def service_with(request: Request, session: str | None, model: str | None 
     """
     if session is None:
         return service_for(request, model)
-    return _held(request, await models_of(request).holding(session, request.state.owner, model))
-
-
-def _held(request: Request, service: Service) -> Service:
-    """Keeps a version that is replaced meanwhile from ending before the request has."""
-    held: ExitStack = request.state.held
-    held.enter_context(service.async_engine.use())
+    service = await models_of(request).holding(session, request.state.owner, model)
+    request.state.held.enter_context(service.async_engine.use())
     return service

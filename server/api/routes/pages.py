@@ -11,7 +11,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from server.api.errors import RouteNotFound
-from server.api.middleware.refuse import refuse
+from server.api.middleware.replies import refuse
 
 STATIC = Path(__file__).parents[1] / "static"
 #: The JavaScript client, which the page uses as any other page would.

@@ -25,7 +25,7 @@ from server.api.schemas.parse import body_of
 from server.api.schemas.queries import EventsQuery, ListQuery, TextQuery
 from server.api.schemas.requests import AppendBody, CreateSessionBody, ForkBody, RewindBody
 from server.api.streaming import json_response
-from server.api.translate import Translator
+from server.api.translate import append_request
 from server.engine.types import SessionInfo
 from server.models.service import Service
 from server.sessions.text import read_text
@@ -99,7 +99,7 @@ async def append(request: Request, session: str) -> Response:
     service = await service_with(request, session)
     body = await body_of(AppendBody, request, max_ids=service.limits.max_prompt_tokens)
     request_id = f"app-{secrets.token_hex(16)}"
-    work = await Translator(service).append(request_id, request.state.owner, session, body)
+    work = await append_request(service, request_id, request.state.owner, session, body)
     return JsonAnswer(service, work, Ends(appended_body))
 
 

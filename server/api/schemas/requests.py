@@ -95,9 +95,9 @@ class Once(Wire):
 
 
 class Continuation(Once):
-    """Which session to run in or what a new one begins with, and whether it stays."""
+    """Which model or session to run in, or what a new one begins with, and whether it stays."""
 
-    prompt: str | TokenIds | None = None
+    model: ModelName | None = None
     session: SessionId | None = None
     keep: bool | None = None
     state: StateName | None = None
@@ -166,7 +166,7 @@ class Generate(Sampling, Continuation, SocketMessage):
     """Asks for tokens of ``model``, or of the session's, or the default one."""
 
     type: Literal["generate"]
-    model: ModelName | None = None
+    prompt: str | TokenIds | None = None
 
 
 class Append(AppendBody, SessionMessage):

@@ -15,7 +15,7 @@ from server.api.frames import FrameWriter, encode, error_frame, resumed_frame
 from server.api.schemas import requests as schemas
 from server.api.schemas.frame_models import DetachedFrame
 from server.api.schemas.parse import in_thread_if_large, named_in, parse_message, request_id_of
-from server.api.translate import Translator
+from server.api.translate import append_request, generate_request
 from server.api.websocket import session_messages
 from server.api.websocket.socket import Close, Socket
 from server.engine.types import Event, Failed, Finished, Migrated, Request, TokenEvent
@@ -222,13 +222,12 @@ class StreamCodec:
     async def _translate(
         self, service: Service, message: schemas.Generate | schemas.Append
     ) -> Request:
-        translator = Translator(service)
         id = self._new_id(message.request_id)
         if isinstance(message, schemas.Append):
-            return await translator.append(id, self._owner, message.session, message)
+            return await append_request(service, id, self._owner, message.session, message)
         if message.session is not None or message.keep:
             self._caller.require("sessions")
-        return await translator.generate(id, self._owner, message, message)
+        return await generate_request(service, id, self._owner, message.prompt, message, message)
 
     def _detach(self, message: schemas.Detach) -> None:
         """Without effect on what is not alive, as a cancel is."""

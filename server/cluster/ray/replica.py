@@ -16,7 +16,7 @@ from server.cluster.ray.router import tag_of
 from server.cluster.ray.scaling import STREAMS
 from server.cluster.ray.settings import Settings, read_settings
 from server.config.settings import ServerConfig
-from server.http.shutdown import drain
+from server.http.server import drain
 from server.models.factory import build_models
 from server.models.registry import Models
 from server.models.storage import Shared

@@ -18,7 +18,7 @@ from server.api.openai.completions.parts import Shown
 from server.api.openai.completions.writer import CompletionWriter
 from server.api.request_answer import SseAnswer
 from server.api.schemas.requests import StreamOptions
-from server.api.streaming import EXTENSION, writer_of
+from server.api.streaming import WRITE_EXTENSION, writer_of
 from server.api.websocket.sockets import SocketEndpoint, Sockets
 from server.api.websocket.stream import StreamCodec
 from server.config.settings import ServerConfig
@@ -92,8 +92,11 @@ class Writer(CompletionWriter):
     def __init__(self, request: Request) -> None:
         super().__init__((request,), "fake", 0)
 
+    def token(self, event: TokenEvent) -> bytes:
+        return b'"seq":%d ' % event.seq
+
     def chunks(self, event: Event) -> bytes:
-        return b'"seq":%d ' % event.seq if isinstance(event, TokenEvent) else b""
+        return self.token(event) if isinstance(event, TokenEvent) else b""
 
 
 async def stream_events(peer: Peer, scope: dict[str, Any], in_step: bool = False) -> None:
@@ -123,7 +126,7 @@ async def stream_frames(peer: Peer, scope: dict[str, Any], in_step: bool = False
 @pytest.mark.parametrize("refuse", ["0", "1", "01", "0010111"])
 async def test_events_stay_in_order_if_writes_are_refused(stream: Any, refuse: str) -> None:
     peer = Peer([digit == "1" for digit in refuse])
-    await stream(peer, {"extensions": {EXTENSION: peer.write}})
+    await stream(peer, {"extensions": {WRITE_EXTENSION: peer.write}})
     assert peer.seqs()[:NUM_TOKENS] == list(range(1, NUM_TOKENS + 1))
 
 
@@ -136,7 +139,7 @@ async def test_writer_that_counts_makes_each_chunk_once(refuse: str) -> None:
     )
     async with serving() as service:
         answer = SseAnswer(service, request, writer)
-        await answer({"extensions": {EXTENSION: peer.write}}, peer.receive, peer.send)
+        await answer({"extensions": {WRITE_EXTENSION: peer.write}}, peer.receive, peer.send)
     counts = [int(found) for found in re.findall(rb'"completion_tokens":(\d+)', peer.received)]
     assert counts[:NUM_TOKENS] == list(range(1, NUM_TOKENS + 1))
 
@@ -144,7 +147,7 @@ async def test_writer_that_counts_makes_each_chunk_once(refuse: str) -> None:
 @pytest.mark.parametrize("stream", [stream_events, stream_frames])
 async def test_tokens_wake_no_task_while_the_peer_reads(stream: Any) -> None:
     peer = Peer([False])
-    await stream(peer, {"extensions": {EXTENSION: peer.write}}, in_step=True)
+    await stream(peer, {"extensions": {WRITE_EXTENSION: peer.write}}, in_step=True)
     assert peer.num_long <= 4
     assert peer.num_short > 4
 

@@ -5,6 +5,7 @@ import socket
 
 import httpx
 import pytest
+from starlette.datastructures import Headers
 from starlette.types import Message
 from websockets.exceptions import ConnectionClosed
 
@@ -23,7 +24,8 @@ async def read_through(limit_bytes: int, timeout_s: float, messages: list[Messag
         await asyncio.Event().wait()
         raise AssertionError
 
-    bounded = BodyLimit(limit_bytes, timeout_s).bounded({"path": "/"}, receive)
+    limit = BodyLimit(limit_bytes, timeout_s)
+    bounded = limit.bounded({"path": "/"}, Headers({}), receive)
     read, more = bytearray(), True
     while more:
         message = await bounded()

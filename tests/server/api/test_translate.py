@@ -14,8 +14,8 @@ from server.api.openai.bodies import CompletionBody
 from server.api.openai.responses import reading as responses_reading
 from server.api.openai.responses import turns as response_turns
 from server.api.schemas.parse import parse_body, parse_message, request_id_of
-from server.api.schemas.requests import AppendBody, Continuation
-from server.api.translate import Translator
+from server.api.schemas.requests import AppendBody
+from server.api.translate import append_request, generate_request
 from server.engine.sampling_defaults import with_defaults
 from server.engine.types import Request, SamplingParams
 from server.errors import InvalidRequest, RequestError
@@ -36,25 +36,21 @@ MODULES = (
 )
 
 
-def translator_of(limits: RequestLimits) -> Translator:
-    service: Any = SimpleNamespace(tokenizer=ByteTokenizer(), limits=limits)
-    return Translator(service)
+def service_of(limits: RequestLimits) -> Any:
+    return SimpleNamespace(tokenizer=ByteTokenizer(), limits=limits)
 
 
-TRANSLATOR = translator_of(RequestLimits(max_prompt_tokens=100, max_tokens=1000))
+SERVICE = service_of(RequestLimits(max_prompt_tokens=100, max_tokens=1000))
 
 
 def body(text: str) -> CompletionBody:
     return parse_body(CompletionBody, text.encode())
 
 
-async def generated(
-    text: str, num_choices: int = 1, translator: Translator = TRANSLATOR
-) -> Request:
+async def generated(text: str, num_choices: int = 1, service: Any = SERVICE) -> Request:
     """The request of a completion's body that has one prompt."""
-    wire = body(text)
-    fields = wire.model_dump(include=set(Continuation.model_fields))
-    return await translator.generate("r", "me", Continuation(**fields), wire, num_choices)
+    wire: Any = body(text)
+    return await generate_request(service, "r", "me", wire.prompt, wire, wire, num_choices)
 
 
 async def test_what_is_not_given_has_the_server_s_default() -> None:
@@ -85,7 +81,7 @@ async def test_text_starts_a_session_and_token_ids_are_taken_as_they_are() -> No
     assert (await generated('{"prompt": "hi"}')).start
     assert not (await generated('{"prompt": [104]}')).start
     fed = parse_body(AppendBody, b'{"text": "hi"}')
-    assert (await TRANSLATOR.append("r", "me", "s", fed)).start
+    assert (await append_request(SERVICE, "r", "me", "s", fed)).start
 
 
 async def test_drawn_seeds_differ_and_survive_javascript() -> None:
@@ -96,9 +92,9 @@ async def test_drawn_seeds_differ_and_survive_javascript() -> None:
 
 
 async def test_long_text_is_encoded_the_same() -> None:
-    translator = translator_of(RequestLimits(10**6, 10))
+    service = service_of(RequestLimits(10**6, 10))
     text = '{"prompt": "' + "a" * 100_000 + '"}'
-    assert len((await generated(text, translator=translator)).tokens) == 100_000
+    assert len((await generated(text, service=service)).tokens) == 100_000
 
 
 @pytest.mark.parametrize(
@@ -125,10 +121,10 @@ async def test_key_choices_and_scores_arrive() -> None:
     assert (await generated(text)).key == "k"
     assert (await generated(text, 3)).ids == ("r", "r/1", "r/2")
     fed = parse_body(AppendBody, b'{"text": "hi", "logprobs": true, "idempotency_key": "k"}')
-    request = await TRANSLATOR.append("r", "me", "s", fed)
+    request = await append_request(SERVICE, "r", "me", "s", fed)
     assert (request.key, request.score, request.keep) == ("k", True, True)
     plain = parse_body(AppendBody, b'{"text": "hi"}')
-    request = await TRANSLATOR.append("r", "me", "s", plain)
+    request = await append_request(SERVICE, "r", "me", "s", plain)
     assert (request.key, request.score) == (None, False)
 
 

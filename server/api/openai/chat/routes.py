@@ -25,8 +25,7 @@ from server.api.request_answer import JsonAnswer, SseAnswer
 from server.api.routes.lookup import service_with
 from server.api.schemas.describe import ERRORS, EVENT_STREAM, body_schema
 from server.api.schemas.parse import body_of
-from server.api.schemas.requests import Continuation
-from server.api.translate import Translator, renamed
+from server.api.translate import generate_request, renamed
 from server.engine.types import Request as Work
 from server.errors import InvalidRequest, invalid
 from server.models.large_answers import ID_BYTES, LOGPROB_BYTES, TOKEN_BYTES
@@ -136,20 +135,15 @@ async def _work(service: Service, owner: str, body: ChatBody, tools: ToolUse) ->
     turn, added = None, list[int]()
     if not open_end:
         turn, added = turn_of(service, prompt.end, reasoning, tools.format, bool(body.ignore_eos))
-    wanted = Continuation.model_construct(
-        prompt=[*prompt.ids, *added],
-        session=body.session,
-        keep=body.keep,
-        state=body.state,
-        idempotency_key=body.idempotency_key,
-    )
     id = f"chatcmpl-{secrets.token_hex(16)}"
     max_tokens, num_choices = body.max_completion_tokens or body.max_tokens, body.n or 1
     sampling = sampling_of(
         service, body, tools.format, max_tokens, bool(body.logprobs), num_choices
     )
     try:
-        work = await Translator(service).generate(id, owner, wanted, sampling, num_choices)
+        work = await generate_request(
+            service, id, owner, [*prompt.ids, *added], body, sampling, num_choices
+        )
     except InvalidRequest as error:
         raise _in_our_words(error, body, tools) from None
     return replace(with_turn(work, turn), cache_at=prompt.cache_at)

@@ -13,18 +13,16 @@ from server.api.openai.chat.messages import Messages, TemplateKwargs, Tools
 from server.api.openai.chat.reasoning import Effort
 from server.api.openai.chat.tools import ToolChoice
 from server.api.openai.unsupported import CHAT
-from server.api.schemas.names import ModelName, SessionId, StateName
-from server.api.schemas.requests import MAX_CHOICES, Once, Sampling, StreamOptions
+from server.api.schemas.requests import MAX_CHOICES, Continuation, Sampling, StreamOptions
 from server.api.schemas.responses import PromptUsage
 from server.api.schemas.wire import Refusal
 
 
-class ChatBody(Sampling, Once, Labels):
+class ChatBody(Sampling, Continuation, Labels):
     """`POST /v1/chat/completions`."""
 
     refused: ClassVar[Mapping[str, Refusal]] = CHAT
 
-    model: ModelName | None = None
     messages: Messages
     max_completion_tokens: int | None = Field(None, ge=1, le=2**53)
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
@@ -39,9 +37,6 @@ class ChatBody(Sampling, Once, Labels):
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     reasoning_effort: Effort | None = None
-    session: SessionId | None = None
-    keep: bool | None = None
-    state: StateName | None = None
 
 
 class ChatTop(TypedDict):

@@ -28,7 +28,7 @@ class WrittenChatChoice(WrittenChoice):
     """One answer while it comes. What is streamed is not kept: see `keep`."""
 
     def __init__(self, index: int, calls: CallForm | None) -> None:
-        super().__init__(index)
+        self.index = index
         self.has_begun = False
         self.logprobs = JsonList()
         self.token_ids: list[int] = []
@@ -197,24 +197,26 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
     def _sse_id(self, seq: int) -> bytes | None:
         return b"%b%d" % (self._id, seq) if self._id else None
 
-    def parts(self, event: Event) -> None:
-        """No event makes a large chunk."""
+    def token(self, event: TokenEvent) -> bytes:
+        """The server-sent events for one token."""
+        choice = self._choices[event.request_id]
+        if self._is_plain and choice.has_begun and event.thought is None:
+            if not choice.around:
+                chunk = self._chunk(_choice(choice, {"content": "TEXT"}))
+                before, _, after = chunk.rpartition(b'"TEXT"')
+                choice.around = before, after
+            before, after = choice.around
+            id = b"id: %b%d\n" % (self._id, event.seq) if self._id else b""
+            return b"%b%b%b%b" % (id, before, orjson.dumps(event.text), after)
+        so_far = self._so_far
+        self._so_far = Usage(so_far.prompt_tokens, so_far.completion_tokens + 1)
+        return self._begun(choice) + self._detailed(choice, event)
 
     def chunks(self, event: Event) -> bytes:
-        """The server-sent events for one event of the engine."""
-        choice = self._choices[event.request_id]
+        """The server-sent events for one event of the engine; none makes large ones."""
         if isinstance(event, TokenEvent):
-            if self._is_plain and choice.has_begun and event.thought is None:
-                if not choice.around:
-                    chunk = self._chunk(_choice(choice, {"content": "TEXT"}))
-                    before, _, after = chunk.rpartition(b'"TEXT"')
-                    choice.around = before, after
-                before, after = choice.around
-                id = b"id: %b%d\n" % (self._id, event.seq) if self._id else b""
-                return b"%b%b%b%b" % (id, before, orjson.dumps(event.text), after)
-            so_far = self._so_far
-            self._so_far = Usage(so_far.prompt_tokens, so_far.completion_tokens + 1)
-            return self._begun(choice) + self._token(choice, event)
+            return self.token(event)
+        choice = self._choices[event.request_id]
         if isinstance(event, Scored):
             return b""
         if isinstance(event, Started):
@@ -243,7 +245,7 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
             more["prompt_token_ids"] = self._prompt_ids
         return self._chunk(_choice(choice, delta), **more)
 
-    def _token(self, choice: WrittenChatChoice, event: TokenEvent) -> bytes:
+    def _detailed(self, choice: WrittenChatChoice, event: TokenEvent) -> bytes:
         """At least one chunk, so that a client sees each token; the first has its logprobs."""
         is_silent = self._may_call or event.thought is not None
         deltas = choice.read(event) or [{} if is_silent else {"content": ""}]

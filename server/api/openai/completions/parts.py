@@ -86,8 +86,7 @@ class TextChoice(WrittenChoice):
     """
 
     def __init__(self, index: int, request: Request, echo: str, shown: Shown) -> None:
-        super().__init__(index)
-        self.request, self.echo = request, echo
+        self.index, self.request, self.echo = index, request, echo
         #: Where its prompt begins, until a token was drawn after it.
         self.begin: int | None = None
         self.scored: Scored | None = None
@@ -95,21 +94,22 @@ class TextChoice(WrittenChoice):
         self.prompt_ids: tuple[int, ...] | None = request.tokens if shown.token_ids else None
         self.token_ids: list[int] = []
         self.logprobs = None if shown.logprobs is None else shown.legacy(len(echo))
-        self._text, self._columns = StringIO(), Columns()
+        self._text = StringIO()
+        self._columns = None if shown.logprobs is None else Columns()
 
     def add(self, event: TokenEvent) -> None:
         """One more token of a whole answer."""
         self._text.write(event.text)
         if self.prompt_ids is not None:
             self.token_ids.append(event.token_id)
-        if self.logprobs is not None:
+        if self.logprobs is not None and self._columns is not None:
             self._columns.add(self.logprobs.of([(event.token_id, event.logprob, event.top)]))
 
     def whole(self, index: int, prompt: PromptJson) -> dict[str, Any]:
         """All of it, as the answer's choice number ``index``."""
         assert isinstance(self.last, Finished), self.index
         text = self.echo + self._text.getvalue() + self.last.text
-        logprobs = None if self.logprobs is None else self._columns.json(prompt.columns)
+        logprobs = None if self._columns is None else self._columns.json(prompt.columns)
         reason = self.last.finish_reason or "length"
         more = prompt.more
         if self.prompt_ids is not None:

@@ -18,9 +18,8 @@ from server.api.routes.lookup import service_with
 from server.api.schemas import responses as answers
 from server.api.schemas.describe import ERRORS, EVENT_STREAM, body_schema
 from server.api.schemas.parse import body_of
-from server.api.schemas.requests import Continuation, Sampling
-from server.api.translate import Translator, drawn_seed
-from server.engine.types import Request as Work
+from server.api.translate import drawn_seed, generate_request
+from server.engine.types import Request as EngineRequest
 from server.errors import invalid
 from server.models.large_answers import ID_BYTES, LOGPROB_BYTES, TOKEN_BYTES
 from server.models.service import Service
@@ -46,71 +45,56 @@ async def complete(request: Request) -> Response:
     service = await service_with(request, body.session, body.model)
     if body.session is not None or body.keep:
         request.state.caller.require("sessions")
-    _check(body)
+    num_top = body.top_logprobs if body.logprobs is None else body.logprobs
+    _check(body, num_top)
     prompts = _prompts(body)
     num_drawn, ranked = body.best_of or body.n or 1, (body.best_of or 1) > (body.n or 1)
-    sampling = _sampling(body)
-    name, works, translator = f"cmpl-{secrets.token_hex(16)}", list[Work](), Translator(service)
+    # How many others are named in place of each token of the prompt; None: these are not asked.
+    asked = (body.prompt_logprobs, num_top if body.echo else None)
+    num_scored = max((num for num in asked if num is not None), default=None)
+    seed = drawn_seed() if body.seed is None else body.seed  # one for all prompts
+    sampling = body.model_copy(update={"seed": seed, "top_logprobs": num_top})
+    name, requests = f"cmpl-{secrets.token_hex(16)}", list[EngineRequest]()
     for index, prompt in enumerate(prompts):
-        work = await translator.generate(
+        each = await generate_request(
+            service,
             name if index == 0 else f"{name}-{index}",
             request.state.owner,
-            _continuation(body, prompt),
+            prompt,
+            body,
             sampling,
             num_drawn,
             ranked,
-            _num_scored(body),
+            num_scored,
         )
-        works.append(work)
+        requests.append(each)
         if len(prompts) > 1:
             await asyncio.sleep(0)  # others have their turn between the prompts
-    shown, epoch_name = _shown(service, body, prompts), service.async_engine.epoch_name
-    of_prompts, of_texts = _prompt_bytes(works, shown), _text_bytes(works, shown)
+    shown = _shown(service, body, prompts, num_top)
+    of_prompts, of_texts = _num_bytes(requests, shown)
     num_bytes = of_prompts if body.stream else of_prompts + of_texts
     param = "max_tokens" if of_texts > of_prompts else _of_prompt(body)
     fields = "the prompt, n, max_tokens, logprobs and prompt_logprobs"
     service.large_answers.check(num_bytes, param, fields)
-    writer = CompletionWriter(works, service.model.name, int(time.time()), epoch_name, shown)
+    epoch_name = service.async_engine.epoch_name
+    writer = CompletionWriter(requests, service.model.name, int(time.time()), epoch_name, shown)
     if body.stream:  # each choice repeats the prompt, which is written once
-        return SseAnswer(service, works, writer, of_prompts // shown.num)
-    return JsonAnswer(service, works, writer, num_bytes)
+        return SseAnswer(service, requests, writer, of_prompts // shown.num)
+    return JsonAnswer(service, requests, writer, num_bytes)
 
 
-def _sampling(body: CompletionBody) -> Sampling:
-    """The body's own, with one seed for all prompts."""
-    seed = drawn_seed() if body.seed is None else body.seed
-    return body.model_copy(update={"seed": seed, "top_logprobs": _num_top(body)})
-
-
-def _continuation(body: CompletionBody, prompt: OnePrompt | None) -> Continuation:
-    return Continuation.model_construct(
-        prompt=prompt,
-        session=body.session,
-        keep=body.keep,
-        state=body.state,
-        idempotency_key=body.idempotency_key,
+def _num_bytes(requests: Sequence[EngineRequest], shown: Shown) -> tuple[int, int]:
+    """What an answer may take for its prompts, and how likely they were; and for its texts."""
+    of_token = 0 if shown.logprobs is None else 1 + shown.logprobs
+    of_prompt = 0 if shown.prompt_logprobs is None else 1 + shown.prompt_logprobs
+    of_prompt += of_token if shown.echo else 0
+    per_id = ID_BYTES if shown.token_ids else 0
+    num_chars, num_fed = sum(map(len, shown.echo)), sum(len(each.tokens) for each in requests)
+    num_drawn = sum(r.num_choices * r.sampling.max_tokens for r in requests if r.sampling)
+    return (
+        shown.num * (num_chars + num_fed * (of_prompt * LOGPROB_BYTES + per_id)),
+        num_drawn * (TOKEN_BYTES + of_token * LOGPROB_BYTES + per_id),
     )
-
-
-def _prompt_bytes(works: Sequence[Work], shown: Shown) -> int:
-    """What an answer may take to repeat its prompts, and to say how likely they were."""
-    num_entries = 0
-    if shown.echo and shown.logprobs is not None:
-        num_entries += 1 + shown.logprobs
-    if shown.prompt_logprobs is not None:
-        num_entries += 1 + shown.prompt_logprobs
-    num_tokens = sum(len(work.tokens) for work in works)
-    num_chars = sum(map(len, shown.echo))
-    per_token = num_entries * LOGPROB_BYTES + (ID_BYTES if shown.token_ids else 0)
-    return shown.num * (num_chars + num_tokens * per_token)
-
-
-def _text_bytes(works: Sequence[Work], shown: Shown) -> int:
-    """What it may take for all that is generated."""
-    num_entries = 0 if shown.logprobs is None else 1 + shown.logprobs
-    num_tokens = sum(w.num_choices * w.sampling.max_tokens for w in works if w.sampling is not None)
-    per_token = TOKEN_BYTES + num_entries * LOGPROB_BYTES + (ID_BYTES if shown.token_ids else 0)
-    return num_tokens * per_token
 
 
 def _of_prompt(body: CompletionBody) -> str:
@@ -133,7 +117,7 @@ def _prompts(body: CompletionBody) -> Sequence[OnePrompt | None]:
     return prompts
 
 
-def _check(body: CompletionBody) -> None:
+def _check(body: CompletionBody, num_top: int | None) -> None:
     """Raises `InvalidRequest` for fields that do not go together."""
     if body.stream_options is not None and body.stream_options.asks and not body.stream:
         raise invalid("stream_options", "needs stream to be true")
@@ -146,35 +130,29 @@ def _check(body: CompletionBody) -> None:
         raise invalid("best_of" if body.n is None else "n", "must be 1 where nothing is generated")
     if body.logprobs is not None and body.top_logprobs not in (None, body.logprobs):
         raise invalid("top_logprobs", "is another name for logprobs: give one of them")
-    if body.idempotency_key is not None and (
-        _num_top(body) is not None or body.prompt_logprobs is not None
-    ):
+    if body.idempotency_key is not None and (num_top, body.prompt_logprobs) != (None, None):
         raise invalid("idempotency_key", "cannot be combined with logprobs, which are not kept")
     if body.idempotency_key is not None and body.return_token_ids:
         raise invalid("idempotency_key", "cannot be combined with return_token_ids")
 
 
-def _num_top(body: CompletionBody) -> int | None:
-    return body.logprobs if body.logprobs is not None else body.top_logprobs
-
-
-def _num_scored(body: CompletionBody) -> int | None:
-    """How many others are named in place of each token of the prompt; None: these are not asked."""
-    wanted = [body.prompt_logprobs, _num_top(body) if body.echo else None]
-    return max((num_top for num_top in wanted if num_top is not None), default=None)
-
-
-def _shown(service: Service, body: CompletionBody, prompts: Sequence[OnePrompt | None]) -> Shown:
+def _shown(
+    service: Service,
+    body: CompletionBody,
+    prompts: Sequence[OnePrompt | None],
+    num_top: int | None,
+) -> Shown:
     tokenizer = service.tokenizer
     echo: tuple[str, ...] = ()
     if body.echo:
         echo = tuple(p if isinstance(p, str) else tokenizer.decode(p or ()) for p in prompts)
+    has_names = (num_top, body.prompt_logprobs) != (None, None)
     return Shown(
         num=body.n or 1,
         options=body.stream_options,
         echo=echo,
-        logprobs=_num_top(body),
+        logprobs=num_top,
         prompt_logprobs=body.prompt_logprobs,
         token_ids=bool(body.return_token_ids),
-        names=TokenNames(tokenizer),
+        names=TokenNames(tokenizer) if has_names else None,
     )

@@ -103,37 +103,33 @@ class CompletionWriter(AnswerWriter[TextChoice]):
 
     # In chunks
 
-    def parts(self, event: Event) -> Iterator[bytes] | None:
-        """The server-sent events for one that tells of each token of a prompt; None for others."""
-        if isinstance(event, Scored):
-            choice = self._choices[event.request_id]
-            return self._scored(choice, event, (choice.begin or 0) + len(event.token_ids))
-        if isinstance(event, Finished) and event.finish_reason is None:
-            choice = self._choices[event.request_id]
-            if choice.request.score:
-                self._end(choice, event)
-                return self._scored(choice, event, event.position)
-        return None
-
-    def chunks(self, event: Event) -> bytes:
-        """The server-sent events for one event of the engine."""
+    def token(self, event: TokenEvent) -> bytes:
+        """The server-sent event for one token."""
         choice = self._choices[event.request_id]
+        if not self._is_plain:
+            return self._detailed(choice, event)
+        if not choice.around:
+            chunk = self._chunk(choice_json(choice.index, "TEXT"), position=1)
+            head, _, after = chunk.rpartition(b"1")
+            before, _, between = head.rpartition(b'"TEXT"')
+            choice.around = before, between, after
+        before, between, after = choice.around
+        text = orjson.dumps(event.text)
+        id = b"id: %b%d\n" % (self._id, event.seq) if self._id else b""
+        return b"%b%b%b%b%d%b" % (id, before, text, between, event.position, after)
+
+    def chunks(self, event: Event) -> bytes | Iterator[bytes]:
+        """The server-sent events for one event; in parts where it tells of each prompt token."""
         if isinstance(event, TokenEvent):
-            if not self._is_plain:
-                return self._detailed(choice, event)
-            if not choice.around:
-                chunk = self._chunk(choice_json(choice.index, "TEXT"), position=1)
-                head, _, after = chunk.rpartition(b"1")
-                before, _, between = head.rpartition(b'"TEXT"')
-                choice.around = before, between, after
-            before, between, after = choice.around
-            text = orjson.dumps(event.text)
-            id = b"id: %b%d\n" % (self._id, event.seq) if self._id else b""
-            return b"%b%b%b%b%d%b" % (id, before, text, between, event.position, after)
+            return self.token(event)
+        choice = self._choices[event.request_id]
         if isinstance(event, Started):
             return self._started(choice, event)
-        if (parts := self.parts(event)) is not None:
-            return b"".join(parts)
+        if isinstance(event, Scored):
+            return self._scored(choice, event, (choice.begin or 0) + len(event.token_ids))
+        if isinstance(event, Finished) and event.finish_reason is None and choice.request.score:
+            self._end(choice, event)
+            return self._scored(choice, event, event.position)
         try:
             last = ended([event])
         except RequestError as error:

@@ -38,7 +38,7 @@ from server.api.openai.responses.turns import (
 )
 from server.api.openai.responses.writer import ResponseWriter
 from server.api.schemas.requests import Continuation
-from server.api.translate import Translator
+from server.api.translate import generate_request
 from server.engine.types import Finished, Request, TokenEvent
 from server.errors import InvalidRequest, RequestError, SessionNotFound, invalid
 from server.models.service import Service
@@ -146,11 +146,10 @@ async def work_of(
             service, body, use.format, body.max_output_tokens, wants_logprobs(body)
         )
         wanted = Continuation.model_construct(
-            prompt=[*prompt.ids, *added],
-            keep=is_stored,
-            state=state if source is None else None,
+            keep=is_stored, state=state if source is None else None
         )
-        request = await Translator(service).generate(id, owner, wanted, sampling)
+        prompt_ids = [*prompt.ids, *added]
+        request = await generate_request(service, id, owner, prompt_ids, wanted, sampling)
         request = replace(with_turn(request, turn), cache_at=prompt.cache_at)
     except InvalidRequest as error:
         raise in_our_words(error, body) from None

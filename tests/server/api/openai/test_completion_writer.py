@@ -73,7 +73,9 @@ def values(chunks: bytes) -> list[dict[str, Any]]:
 
 
 def streamed(made: CompletionWriter, happened: list[Event]) -> list[dict[str, Any]]:
-    return values(b"".join(map(made.chunks, happened)) + made.end())
+    chunks = map(made.chunks, happened)
+    parts = [each if isinstance(each, bytes) else b"".join(each) for each in chunks]
+    return values(b"".join(parts) + made.end())
 
 
 def test_character_that_the_prompt_leaves_unfinished_ends_with_it() -> None:
@@ -165,8 +167,8 @@ def test_each_chunk_has_running_usage_and_the_last_the_total() -> None:
 
 def test_plain_chunk_is_the_same_by_either_way() -> None:
     """The template that most tokens take, and the dictionaries of those with more to say."""
-    plain = values(writer(request()).chunks(token("r", 1, "c")))
-    (detailed,) = values(writer(request(), options=ALL_ALONG).chunks(token("r", 1, "c")))
+    plain = values(writer(request()).token(token("r", 1, "c")))
+    (detailed,) = values(writer(request(), options=ALL_ALONG).token(token("r", 1, "c")))
     del detailed["usage"]
     assert plain == [detailed]
     assert list(plain[0]) == list(detailed)
@@ -189,4 +191,4 @@ def test_epoch_is_that_of_the_store_in_which_the_session_has_begun() -> None:
     one = CompletionWriter((kept,), "fake", 5, lambda epoch: f"{store}-{epoch}")
     store = "new"
     one.chunks(Started("r", "s", 1, 0))
-    assert one.chunks(TokenEvent("r", 1, 1, 65, "A")).startswith(b"id: new-0:1\n")
+    assert one.token(TokenEvent("r", 1, 1, 65, "A")).startswith(b"id: new-0:1\n")

@@ -1,7 +1,15 @@
-"""Saying no below the routes: an error in the one shape to HTTP and to WebSocket handshakes."""
+"""Answers on their way back: the request's id in every head, and errors in the one shape.
+
+The id is also in what is logged of the request. A client may give its own, to find its request
+again; what cannot be one is replaced.
+"""
 
 from __future__ import annotations
 
+import re
+import secrets
+
+from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -17,6 +25,14 @@ from server.api.errors import (
 )
 from server.errors import RequestError
 
+HEADER = "x-request-id"
+#: Where a scope's state has the id of its request.
+STATE = "http_request_id"
+
+_VALID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}", re.ASCII)
+
+_STARTS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
+
 #: How a browser's socket is refused: a page cannot see the status of a refused handshake.
 _CLOSES: dict[type[RequestError], tuple[int, str]] = {
     InvalidApiKey: (1008, "wrong key"),
@@ -24,6 +40,40 @@ _CLOSES: dict[type[RequestError], tuple[int, str]] = {
     RateLimited: (1013, "the limits of this key are reached"),
     TooManyConnections: (1013, "too many connections"),
 }
+
+
+def new_request_id() -> str:
+    """Unguessable, and not the same twice."""
+    return f"req_{secrets.token_hex(16)}"
+
+
+class Reply:
+    """``send`` for one request: the head of its answer gets ``headers``, the request's id first.
+
+    The answer to HEAD has no body: a stream ends with its head, and the app sees the client leave.
+    """
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        state = scope.setdefault("state", {})
+        if STATE not in state:
+            given = Headers(scope=scope).get(HEADER, "")
+            state[STATE] = given if _VALID.fullmatch(given) else new_request_id()
+        self.headers = [(HEADER.encode(), state[STATE].encode())]
+        self.has_begun = False
+        self._send = send
+        self._is_head = scope.get("method") == "HEAD"
+        self._is_over = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] in _STARTS:
+            self.has_begun = True
+            message = {**message, "headers": [*message.get("headers", ()), *self.headers]}
+        elif self._is_head:
+            if self._is_over:
+                return
+            self._is_over = True
+            message = {"type": "http.response.body", "body": b""}
+        await self._send(message)
 
 
 def error_response(error: RequestError) -> Response:
