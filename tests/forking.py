@@ -32,14 +32,14 @@ ROOT = Path(__file__).parent.parent
 #: What a server has imported when it takes requests, without what starts threads.
 IMPORTED = (
     "server.api.app",
-    "server.cli.inspection",
+    "server.cli.inspect",
     "server.cli.serve",
     "server.cluster.cluster",
     "server.http.server",
     "server.http.descriptors",
     "server.models.factory",
     "server.models.state_files",
-    "server.observability.tracer",
+    "server.observability.tracing",
     "tests.fakes",
     "tests.server.one_model",
     "uvicorn.lifespan.on",

@@ -109,8 +109,7 @@ ON_THE_NATIVE_WAY = (
         "server.cli.generate",
     ),
     *(
-        "server.cli.inspection",
-        "server.cli.terminal",
+        "server.cli.inspect",
         "server.config.settings",
         "server.http.server",
         "server.runtime.async_engine",

@@ -35,7 +35,7 @@ from model.training.cli import default_embedding_rate, train_command
 from model.training.report import COLUMNS
 from model.weights import num_parameters
 from model.weights.safetensors import WeightFiles
-from server.cli.terminal import generate
+from server.cli.generate import generate_text
 from server.engine.sampling_defaults import published, with_defaults
 from server.models.backend import open_backend
 
@@ -174,7 +174,7 @@ def samples(checkpoint: Checkpoint, threads: int) -> list[dict[str, Any]]:
     for seed in SEEDS:
         parts: list[str] = []
         sampling = with_defaults(seed=seed, max_tokens=SAMPLE_TOKENS)
-        generate(backend, PROMPT, sampling, parts.append)
+        generate_text(backend, PROMPT, sampling, parts.append)
         found.append({"seed": seed, "text": "".join(parts)})
     return found
 

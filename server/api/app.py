@@ -32,14 +32,14 @@ from server.api.openai.chat import routes as chat
 from server.api.openai.completions import routes as completions
 from server.api.openai.responses import routes as responses
 from server.api.openai.responses.socket import ResponsesCodec
-from server.api.routes import admin, admin_models, admin_states, durable_streams, pages
+from server.api.routes import admin, admin_states, durable_streams, pages
 from server.api.routes import health as http
 from server.api.routes import models as model_routes
 from server.api.routes import sessions as session_routes
 from server.api.schemas.openapi import openapi
 from server.api.schemas.parse import MAX_NAME_CHARS
 from server.api.websocket import asyncapi
-from server.api.websocket.sockets import SocketEndpoint, Sockets
+from server.api.websocket.socket import SocketEndpoint, Sockets
 from server.api.websocket.stream import StreamCodec
 from server.config.settings import ServerConfig
 from server.errors import InternalFailure, RequestError, invalid
@@ -61,7 +61,7 @@ ROUTERS = (
     session_routes.router,
     durable_streams.router,
     admin.router,
-    admin_models.router,
+    model_routes.admin_router,
     admin_states.router,
     asyncapi.router,
     pages.router,

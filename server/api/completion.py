@@ -15,7 +15,7 @@ from server.errors import InternalFailure
 DONE = b"data: [DONE]\n\n"
 
 
-class Ends:
+class LastEventsWriter:
     """Writes JSON of the last event of each request, by its id."""
 
     def __init__(self, write: Callable[[Mapping[str, Event]], Iterator[bytes]]) -> None:
@@ -41,7 +41,7 @@ def appended_body(ends: Mapping[str, Event]) -> Iterator[bytes]:
 
 
 def ended(events: Sequence[Event]) -> Finished:
-    """The end of a request; raises the `RequestError` where it is none to show."""
+    """The `Finished` of a request; raises the `RequestError` that it ended by instead."""
     last = events[-1]
     if isinstance(last, Failed):
         raise last.error

@@ -43,7 +43,7 @@ class EventsAnswer(WatchedAnswer):
         self._cursor, self._take_over = cursor, take_over
         self._id, self._epoch = f"evt-{secrets.token_hex(16)}", b""
 
-    async def _work(self, scope: Scope, send: Send) -> None:
+    async def _answer(self, scope: Scope, send: Send) -> None:
         resumed = await self._sessions.resume(
             self._session,
             self._owner,

@@ -149,7 +149,7 @@ class RequestAnswer(WatchedAnswer, Generic[W]):
 class JsonAnswer(RequestAnswer[JsonWriter]):
     """The whole answer in one body, by ``writer``; it may have ``num_bytes``."""
 
-    async def _work(self, scope: Scope, send: Send) -> None:
+    async def _answer(self, scope: Scope, send: Send) -> None:
         with self._large.reserve(self._request.owner, self._num_bytes):
             await self._submit()
             await self._collect()
@@ -180,7 +180,7 @@ class SseAnswer(RequestAnswer[SseWriter]):
     Until the first event, or the first comment, a failure is a plain HTTP error.
     """
 
-    async def _work(self, scope: Scope, send: Send) -> None:
+    async def _answer(self, scope: Scope, send: Send) -> None:
         direct = self._direct_writer(scope, self._encode)
         with self._large.reserve(self._request.owner, self._num_bytes), direct:
             await self._submit()

@@ -37,12 +37,12 @@ class WatchedAnswer(Response):
         self._feeding: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Runs `_work` until it is done or the client has left.
+        """Runs `_answer` until it is done or the client has left.
 
         Once the event queue is broken it gets `GRACE_S`: it may hang in a send to a client that
-        does not read. Raises the `RequestError` that `_work` has raised.
+        does not read. Raises the `RequestError` that `_answer` has raised.
         """
-        working = asyncio.ensure_future(self._work(scope, send))
+        working = asyncio.ensure_future(self._answer(scope, send))
         leaving = asyncio.ensure_future(_disconnected(receive))
         broken = self._event_queue.broken
         try:
@@ -72,7 +72,7 @@ class WatchedAnswer(Response):
         """Of this answer, with comments in silence while it is entered."""
         return DirectWriter(self._event_queue, writer_of(scope), encode, self._heartbeat_s)
 
-    async def _work(self, scope: Scope, send: Send) -> None:
+    async def _answer(self, scope: Scope, send: Send) -> None:
         """Writes the answer. Where it raises a `RequestError`, it has sent nothing."""
         raise NotImplementedError
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import secrets
 import sys
-from typing import Annotated
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,9 +16,14 @@ from server.cli.options import (
     BackendName,
     Dtype,
     Model,
+    Threads,
     TokenizerFile,
 )
 from server.engine.sampling_defaults import DEFAULTS
+
+if TYPE_CHECKING:
+    from server.engine.types import SamplingParams
+    from server.models.backend import Backend
 
 
 def generate(
@@ -49,15 +56,11 @@ def generate(
     seed: Annotated[
         int | None, typer.Option(help="Seed of the sampling; the same seed gives the same text.")
     ] = None,
-    backend: Annotated[BackendName, typer.Option(help="Runtime of the model.")] = "auto",
-    threads: Annotated[
-        int | None,
-        typer.Option(help="Number of threads of the model [all cores, or 1 on torch].", min=1),
-    ] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Type of the weights.")] = "auto",
+    backend: BackendName = "auto",
+    threads: Threads = None,
+    dtype: Dtype = "auto",
 ) -> None:
     """Generate text in the terminal, without a server."""
-    from server.cli.terminal import generate as run
     from server.engine.sampling_defaults import with_defaults
     from server.models.backend import open_backend
     from server.models.factory import load_model
@@ -80,11 +83,41 @@ def generate(
     try:
         with clear_errors():
             opened = open_backend(load_model(model, tokenizer, changes), backend, dtype, threads)
-            summary = run(opened, _prompt(prompt), sampling, write)
+            summary = generate_text(opened, _prompt(prompt), sampling, write)
     except KeyboardInterrupt:
         typer.echo()
         raise
     typer.echo(f"\n\n{summary}", err=True)
+
+
+def generate_text(
+    backend: Backend, prompt: str, sampling: SamplingParams, write: Callable[[str], None]
+) -> str:
+    """Writes the text as it comes; returns a line about speed and memory.
+
+    Raises `InvalidRequest` for parameters out of range.
+    """
+    from server.engine.engine import EngineConfig
+    from server.engine.types import Finished, Request, TokenEvent
+
+    engine = backend.engine(1, EngineConfig(new_id=lambda: "terminal"))
+    tokens = tuple(backend.tokenizer.encode(prompt))
+    started = time.perf_counter()
+    engine.submit(Request("terminal", "terminal", tokens, sampling), now=0.0)
+    write(prompt)
+    num_tokens = 0
+    while engine.has_work():
+        for event in engine.step(now=0.0):
+            if isinstance(event, TokenEvent | Finished):
+                write(event.text)
+            if isinstance(event, Finished):
+                num_tokens = event.usage.completion_tokens
+    elapsed = time.perf_counter() - started
+    state_bytes = engine.stats().state_bytes_per_session
+    return (
+        f"{num_tokens} tokens, {num_tokens / elapsed:.0f} tokens/s,"
+        f" {state_bytes:,} bytes of state, seed {sampling.seed}"
+    )
 
 
 def _prompt(given: str | None) -> str:

@@ -27,7 +27,7 @@ Or keep it private:  --host 127.0.0.1, or a container port published there
 
 def greet(config: ServerConfig, models: Models, port: int) -> None:
     """Prints what is served, and how to try it."""
-    from server.cli.inspection import format_bytes
+    from server.cli.inspect import format_bytes
 
     for version in models.versions:
         info, backend = version.service.model, version.service.transfer.identity.backend

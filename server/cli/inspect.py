@@ -1,14 +1,38 @@
-"""``everstream inspect``: a model's parameters and the memory of a session."""
+"""``everstream inspect``: what a checkpoint is, and the memory of its sessions."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from model.bundled_models import DEFAULT_MODEL
+from model.chat.template import PLAIN, ChatTemplate
+from model.checkpoint import Checkpoint, load_checkpoint, locate
 from model.command_line import LoraAlpha, LoraFiles, lora_of
+from model.state import StateLayout, kv_cache_bytes_per_token
+from model.weights import StoredWeights, num_parameters
+from model.weights.folder import weight_files
 from server.cli.failures import clear_errors
 from server.cli.options import TokenizerFile
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+GIB = 1 << 30
+
+TOKEN_COUNTS = (1_000, 100_000, 1_000_000)
+
+
+def format_bytes(count: int) -> str:
+    """A size with three digits or so: ``438 KiB``."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    return f"{value:.4g} TiB"
 
 
 def inspect(
@@ -25,9 +49,63 @@ def inspect(
     """
     from rich.console import Console
 
-    from model.bundled_models import DEFAULT_MODEL
-    from server.cli import inspection
-
-    changes = lora_of(lora, lora_alpha)
+    console, source = Console(), model or str(DEFAULT_MODEL)
     with clear_errors():
-        inspection.inspect(model or str(DEFAULT_MODEL), Console(), tokenizer, changes)
+        checkpoint = load_checkpoint(source, tokenizer=tokenizer, lora=lora_of(lora, lora_alpha))
+        console.print(_model_table(checkpoint, weight_files(locate(source))))
+        console.print(_memory_table(checkpoint))
+
+
+def _model_table(checkpoint: Checkpoint, files: list[Path]) -> Table:
+    from rich.table import Table
+
+    config = checkpoint.config
+    table = Table(title="model", show_header=False)
+    state_bytes = StateLayout.of(config).num_bytes
+    tokenizer = checkpoint.tokenizer
+    for name, value in (
+        ("family", config.model_type.removeprefix("everstream-")),
+        ("attention", config.attention),
+        ("parameters", f"{num_parameters(config):,}"),
+        ("layers x width", f"{config.num_hidden_layers} x {config.hidden_size}"),
+        ("heads x features", f"{config.num_attention_heads} x {config.head_dim}"),
+        ("vocabulary", f"{config.vocab_size:,}"),
+        ("weights stored", _stored(checkpoint, files)),
+        ("state of a session", f"{state_bytes:,} bytes"),
+        ("sessions per GiB", f"{GIB // state_bytes:,}" if state_bytes else "any number"),
+        ("tokenizer", f"{tokenizer.kind}, {tokenizer.vocab_size:,} ids"),
+        ("chat template", _template(checkpoint.chat_template)),
+        *([("tuned state", "merged in")] if checkpoint.tuned_state is not None else []),
+        ("digest", checkpoint.digest[:16]),
+    ):
+        table.add_row(name, value)
+    if config.attention_options:
+        table.add_row("options", str(config.attention_options))
+    return table
+
+
+def _template(template: ChatTemplate) -> str:
+    """Whether it is a text of the checkpoint's or its family's, and whether the model thinks."""
+    if template.source == PLAIN:
+        return "none: each message is a paragraph"
+    size = f"{len(template.source):,} characters"
+    return f"{size}, with thinking" if template.thinking is not None else size
+
+
+def _stored(checkpoint: Checkpoint, files: list[Path]) -> str:
+    size = f"{sum(file.stat().st_size for file in files):,} bytes"
+    weights = checkpoint.weights
+    return f"{weights.stored_dtype}, {size}" if isinstance(weights, StoredWeights) else size
+
+
+def _memory_table(checkpoint: Checkpoint) -> Table:
+    from rich.table import Table
+
+    config = checkpoint.config
+    table = Table("tokens seen", "state", "KV cache", title="one session's memory")
+    layout = StateLayout.of(config)
+    for count in TOKEN_COUNTS:
+        cache = kv_cache_bytes_per_token(config) * count
+        table.add_row(f"{count:,}", format_bytes(layout.num_bytes), format_bytes(cache))
+    table.caption = "state: float32; KV cache: 16 bits, softmax attention of the same shape"
+    return table

@@ -7,8 +7,19 @@ from typing import Annotated, Literal
 
 import typer
 
-BackendName = Literal["auto", "native", "torch"]
-Dtype = Literal["auto", "float32", "bfloat16", "int8"]
+BackendName = Annotated[
+    Literal["auto", "native", "torch"], typer.Option("--backend", help="Runtime of the model.")
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads", help="Number of threads of the model [all cores, or 1 on torch].", min=1
+    ),
+]
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16", "int8"],
+    typer.Option("--dtype", help="Type of the weights."),
+]
 Model = Annotated[
     str | None,
     typer.Option(

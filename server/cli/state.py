@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -12,16 +13,27 @@ from model.files import open_file
 from model.foreign.tuned_states import describe_tuned_state
 from model.weights import CheckpointError
 from server.cli.failures import clear_errors, fail
-from server.cli.inspection import format_bytes
+from server.cli.inspect import format_bytes
 from server.cli.options import (
     BackendName,
     Dtype,
     Model,
+    Threads,
     TokenizerFile,
 )
 from server.config.sources import state_file
-from server.errors import RequestError
-from server.store.named_state import NamedState, about_of, read_any_identity
+from server.engine.engine import EngineConfig
+from server.engine.types import Finished, Request
+from server.errors import InternalFailure, InvalidRequest, RequestError
+from server.models.backend import Backend, open_backend
+from server.store.base import Identity
+from server.store.named_state import (
+    NamedState,
+    about_of,
+    export_state,
+    named_state,
+    read_any_identity,
+)
 
 #: Characters of a prompt that are shown.
 MAX_SHOWN = 200
@@ -41,19 +53,14 @@ def make_command(
             help="Tuned state to start from, as FILE or transposed:FILE; the text is optional then."
         ),
     ] = None,
-    backend: Annotated[BackendName, typer.Option(help="Runtime of the model.")] = "auto",
-    threads: Annotated[
-        int | None,
-        typer.Option(help="Number of threads of the model [all cores, or 1 on torch].", min=1),
-    ] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Type of the weights.")] = "auto",
+    backend: BackendName = "auto",
+    threads: Threads = None,
+    dtype: Dtype = "auto",
 ) -> None:
     """Read a prompt and write the state after it to a file.
 
     ``everstream serve --state`` loads it, on the same backend and with the same dtype.
     """
-    from server.cli.state_making import read_prompt, write_state
-    from server.models.backend import open_backend
     from server.models.factory import load_model
     from server.models.state_files import read_state
     from server.models.storage import identity_of
@@ -132,3 +139,43 @@ def _text(prompt: str | None, file: Path | None) -> str | None:
         return file.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise typer.BadParameter(f"{file} is not UTF-8", param_hint="--prompt-file") from error
+
+
+_OWNER = "state"
+
+
+def read_prompt(backend: Backend, prompt: str, start: NamedState | None = None) -> NamedState:
+    """The state after ``prompt``, which comes after that of ``start``; without one, begins a text.
+
+    The bits are those of a session that reads the same text. Raises `InvalidRequest`.
+    """
+    if not prompt:
+        raise InvalidRequest("the prompt is empty", "prompt")
+    engine = backend.engine(1, EngineConfig(new_id=lambda: _OWNER))
+    if start is None:
+        session = engine.create_session(_OWNER, 0.0)
+    else:
+        session = engine.adopt(start.value, _OWNER, 0.0)
+    tokenizer = backend.tokenizer
+    encode = tokenizer.encode_continuation if session.position else tokenizer.encode
+    tokens = tuple(encode(prompt))
+    engine.submit(Request("read", _OWNER, tokens, None, session=session.session), 0.0)
+    while engine.has_work():
+        for event in engine.step(0.0):
+            if isinstance(event, Finished) and event.error is not None:
+                raise InternalFailure(event.error)
+    before = "" if start is None else start.prompt
+    return named_state(engine.value(session.session, _OWNER), before + prompt)
+
+
+def write_state(path: Path, state: NamedState, identity: Identity) -> None:
+    """Writes the file, whole or not at all, with the usual rights. Raises `OSError`."""
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    try:
+        with unfinished.open("wb") as file:
+            file.writelines(export_state(state, identity))
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -71,7 +71,7 @@ def _written(schema: Any, exclusive: Exclusive) -> Any:
 
 
 def _is_annotation(keyword: str) -> bool:
-    """Llguidance's own extension is none: it would be obeyed."""
+    """Llguidance's own extension is not an annotation: it would be obeyed."""
     return keyword in ANNOTATIONS or (keyword.startswith("x-") and keyword != "x-guidance")
 
 

@@ -120,7 +120,7 @@ def _values_differ(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """JSON's equality: true is no number to it."""
+    """JSON's equality: true is not a number."""
     return KINDS.get(type(a)) == KINDS.get(type(b)) and bool(a == b)
 
 

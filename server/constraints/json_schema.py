@@ -249,7 +249,7 @@ def _number(keyword: str, value: object) -> int | float:
 
 
 def _finite(keyword: str, value: object) -> object:
-    """``value``, with no number in it that JSON does not have."""
+    """``value``; raises if it contains a number that JSON does not have."""
     if isinstance(value, float) and not math.isfinite(value):
         raise FormatRefused(f"{keyword}: must be a finite number")
     for inner in value.values() if isinstance(value, dict) else ():

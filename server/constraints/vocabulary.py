@@ -19,7 +19,7 @@ LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 
-# llguidance wants a name for a special token, and it must be no text's bytes.
+# llguidance wants a name for a special token, which must not be the bytes of any text.
 _SPECIAL = b"<|special %d|>"
 
 #: No letter of UTF-8 has this byte; llguidance marks special tokens with it.

@@ -27,7 +27,7 @@ from server.api.auth.keyring import Keyring
 from server.api.auth.keys_file import KeysFileError
 from server.api.middleware.connections import ConnectionTable
 from server.api.middleware.gate import MAX_HEAD_BYTES
-from server.api.websocket.sockets import Sockets
+from server.api.websocket.socket import Sockets
 from server.config.settings import ServerConfig
 from server.http.acceptor import Acceptor
 from server.http.http_protocol import HttpProtocol, WebSocketProtocol

@@ -69,7 +69,7 @@ class WebSocketProtocol(RunsApp, WebSocketsSansIOProtocol, ReadsLittle):
             self.send_receive_event_to_app()
 
     def send_receive_event_to_app(self) -> None:
-        """Refuses a text that is none without uvicorn's traceback: it is not our failure."""
+        """Refuses text that is not UTF-8 without uvicorn's traceback: it is not our failure."""
         try:
             if self.curr_msg_data_type == "text" and not self.close_sent:
                 self.frames[0].decode()

@@ -80,7 +80,7 @@ class Scrape(NamedTuple):
 def render(scrapes: Sequence[Scrape], num_websockets: int) -> bytes:
     """Returns all metrics in the text format."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Page(scrapes, num_websockets))
+    registry.register(_MetricsCollector(scrapes, num_websockets))
     return generate_latest(registry)
 
 
@@ -97,7 +97,7 @@ def totals(*engines: EngineStats) -> EngineStats:
     return EngineStats(**counts)
 
 
-class _Page(Collector):
+class _MetricsCollector(Collector):
     def __init__(self, scrapes: Sequence[Scrape], num_websockets: int) -> None:
         self._scrapes, self._num_websockets = scrapes, num_websockets
 

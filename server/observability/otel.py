@@ -62,7 +62,7 @@ class OtelTracer:
         if scope["type"] == "websocket":
             token = context.attach(parent)
             try:
-                yield _Request(trace.INVALID_SPAN)  # which takes everything and keeps nothing
+                yield _RequestSpan(trace.INVALID_SPAN)  # which takes everything and keeps nothing
             finally:
                 context.detach(token)
             return
@@ -78,21 +78,21 @@ class OtelTracer:
             span, end_on_exit=True, record_exception=False, set_status_on_exception=False
         ):
             try:
-                yield _Request(span)
+                yield _RequestSpan(span)
             except Exception as error:
                 _fail(span, type(error).__name__)
                 raise
             finally:
                 _describe(span, method, scope)
 
-    def generation(self, request: Request, request_id: str) -> _Generation:
+    def generation(self, request: Request, request_id: str) -> _GenerationSpan:
         attributes = {"everstream.tenant": request.owner, "everstream.request_id": request_id}
         if request.session is not None:
             attributes["everstream.session"] = request.session
         if request.sampling is not None:
             attributes["gen_ai.operation.name"] = "text_completion"
         name = "append" if request.sampling is None else "generate"
-        return _Generation(self._tracer.start_span(name, attributes=attributes))
+        return _GenerationSpan(self._tracer.start_span(name, attributes=attributes))
 
     def close(self) -> None:
         """Leaves a collector that does not answer in time to itself."""
@@ -101,7 +101,7 @@ class OtelTracer:
         closing.join(self._close_timeout_s)
 
 
-class _Request:
+class _RequestSpan:
     def __init__(self, span: Span) -> None:
         self._span = span
 
@@ -111,7 +111,7 @@ class _Request:
             _fail(self._span, str(status))
 
 
-class _Generation:
+class _GenerationSpan:
     def __init__(self, span: Span) -> None:
         self._span = span
 

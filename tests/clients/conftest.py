@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from model.checkpoint import load_checkpoint
-from server.cli.state_making import read_prompt, write_state
+from server.cli.state import read_prompt, write_state
 from server.models.backend import open_backend
 from server.models.storage import identity_of
 from tests.reliability.servers import ServerProcess

@@ -19,7 +19,7 @@ from websockets.asyncio.client import connect
 from server.api.openai.bodies import CompletionBody
 from server.api.openai.chat.schemas import ChatBody
 from server.api.openai.responses.schemas import ResponseCreate
-from server.api.routes.admin_models import LoadModelBody, ReloadModelBody
+from server.api.routes.models import LoadModelBody, ReloadModelBody
 from server.api.schemas import names
 from server.api.schemas.formats import FormatPart
 from server.api.schemas.requests import Message

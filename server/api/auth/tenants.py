@@ -91,7 +91,7 @@ class Tenant:
         self.requests_total += 1
 
     def count(self) -> None:
-        """Counts a message that is obeyed in any case; the next ones wait for it."""
+        """Counts a message that is always handled; the next ones wait for it."""
         if (per_minute := self.limits.requests_per_minute) is not None:
             self._requests.take(self.clock(), 1, per_minute)
         self.requests_total += 1
@@ -111,14 +111,14 @@ class Tenant:
             self.num_connections -= 1
 
     def check_tokens(self) -> None:
-        """Before work that computes: raises `RateLimited` while tokens are unfed."""
+        """Before work that computes: raises `RateLimited` while the token bucket is empty."""
         per_minute = self.limits.tokens_per_minute
         if per_minute is not None:
             wait_s = self._tokens.wait_s(self.clock(), per_minute)
             self._refuse_unless_due("tokens_per_minute", wait_s)
 
     def spend(self, num_tokens: int) -> None:
-        """Counts tokens that were computed. May leave a debt, for which the next work waits."""
+        """Counts computed tokens. The bucket may go below zero: the next work waits for it."""
         self.tokens_total += num_tokens
         per_minute = self.limits.tokens_per_minute
         if per_minute is not None:

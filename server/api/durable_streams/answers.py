@@ -119,7 +119,7 @@ class FollowedAnswer(WatchedAnswer):
 class FollowedPoll(FollowedAnswer):
     """The next chunk with a message, or 204 without one, after `LONG_POLL_S` at the latest."""
 
-    async def _work(self, scope: Scope, send: Send) -> None:
+    async def _answer(self, scope: Scope, send: Send) -> None:
         chunk = await self._stream.chunk(self._start)
         if not chunk.messages and not chunk.is_closed:
             with self._followers.follow(self._stream.session) as changed:
@@ -136,7 +136,7 @@ class FollowedPoll(FollowedAnswer):
 class FollowedSse(FollowedAnswer):
     """Server-sent events for about `SSE_S`: each chunk, and where the stream is after it."""
 
-    async def _work(self, scope: Scope, send: Send) -> None:
+    async def _answer(self, scope: Scope, send: Send) -> None:
         first = await self._stream.chunk(self._start)  # its error is an answer of its own
         headers = SAFE | {"content-type": "text/event-stream", "cache-control": NO_CACHE}
         headers["x-accel-buffering"] = "no"

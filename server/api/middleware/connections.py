@@ -1,7 +1,7 @@
 """Every open connection, silent ones included, and which of them carry a request.
 
 A bound on requests alone would let connections that send nothing take every
-descriptor. Each connection counts from its accept to its end. Where there is no
+descriptor. Each connection counts from its accept to its end. When there is no
 room for another one, the connection that has carried no request for the longest
 time is closed.
 """

@@ -16,17 +16,17 @@ from collections.abc import Iterator, Mapping, Sequence
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from server.api.completion import Ends, ended
+from server.api.completion import LastEventsWriter, ended
 from server.api.openai.bodies import EmbeddingsBody, prompts_in
 from server.api.openai.writer import written_list
 from server.api.request_answer import JsonAnswer
 from server.api.routes.lookup import service_for
 from server.api.schemas import responses as answers
-from server.api.schemas.describe import ERRORS, body_schema
+from server.api.schemas.openapi import ERRORS, body_schema
 from server.api.schemas.parse import body_of
 from server.api.translate import prompt_tokens
 from server.engine.types import Event, Finished
-from server.engine.types import Request as Work
+from server.engine.types import Request as EngineRequest
 from server.errors import InternalFailure, invalid
 from server.models.large_answers import FLOAT_BYTES
 
@@ -43,7 +43,7 @@ async def embed(request: Request) -> Response:
     """A vector for each input."""
     body = await body_of(EmbeddingsBody, request)
     service = service_for(request, body.model)
-    id, works = f"embd-{secrets.token_hex(16)}", []
+    id, requests = f"embd-{secrets.token_hex(16)}", []
     for index, text in enumerate(prompts_in(body.input)):
         tokens = await prompt_tokens(service, text, "input")
         await asyncio.sleep(0)  # others have their turn between the inputs
@@ -51,23 +51,23 @@ async def embed(request: Request) -> Response:
             raise invalid("input", "must not be empty")
         start = isinstance(text, str)
         name = f"{id}-{index}"
-        works.append(
-            Work(name, request.state.owner, tokens, sampling=None, start=start, embed=True)
+        requests.append(
+            EngineRequest(name, request.state.owner, tokens, sampling=None, start=start, embed=True)
         )
-    if not works:
+    if not requests:
         raise invalid("input", "must not be empty")
     model, as_text = service.model.name, body.encoding_format == "base64"
-    num_bytes = len(works) * service.model.hidden_size * FLOAT_BYTES
+    num_bytes = len(requests) * service.model.hidden_size * FLOAT_BYTES
     service.large_answers.check(num_bytes, "input", "the number of inputs")
-    writer = Ends(lambda lasts: _whole(lasts, works, model, as_text))
-    return JsonAnswer(service, works, writer, num_bytes)
+    writer = LastEventsWriter(lambda lasts: _whole(lasts, requests, model, as_text))
+    return JsonAnswer(service, requests, writer, num_bytes)
 
 
 def _whole(
-    lasts: Mapping[str, Event], works: Sequence[Work], model: str, as_text: bool
+    lasts: Mapping[str, Event], requests: Sequence[EngineRequest], model: str, as_text: bool
 ) -> Iterator[bytes]:
     """The answer, vector by vector."""
-    ends = [ended([lasts[work.request_id]]) for work in works]
+    ends = [ended([lasts[each.request_id]]) for each in requests]
     num_tokens = sum(end.usage.prompt_tokens for end in ends)
     usage: answers.EmbeddingUsage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     answer: answers.Embeddings = {"object": "list", "data": [], "model": model, "usage": usage}

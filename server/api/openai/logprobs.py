@@ -22,7 +22,7 @@ BLOCK_TOKENS = 64
 
 
 class TokenNames:
-    """Tokens as text: what is no whole characters is ``bytes:\\xe2\\x80``, as OpenAI shows it."""
+    """Tokens as text; bytes that are not whole characters as in OpenAI's API: ``bytes:\\xe2``."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer

@@ -15,18 +15,18 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from server.api.completion import Ends, ended, total_usage, usage_object
+from server.api.completion import LastEventsWriter, ended, total_usage, usage_object
 from server.api.openai.bodies import ScoreBody
 from server.api.openai.logprobs import BLOCK_TOKENS, JsonList, Top, finite
 from server.api.openai.writer import written_list
 from server.api.request_answer import JsonAnswer
 from server.api.routes.lookup import service_for
 from server.api.schemas import responses as answers
-from server.api.schemas.describe import ERRORS, body_schema
+from server.api.schemas.openapi import ERRORS, body_schema
 from server.api.schemas.parse import body_of
 from server.api.translate import prompt_tokens
 from server.engine.types import Event, Finished
-from server.engine.types import Request as Work
+from server.engine.types import Request as EngineRequest
 from server.errors import InternalFailure, invalid
 from server.models.large_answers import LOGPROB_BYTES
 from server.models.service import Service
@@ -44,16 +44,16 @@ async def score(request: Request) -> Response:
     """The log-likelihood of each continuation of one context."""
     body = await body_of(ScoreBody, request)
     service = service_for(request, body.model)
-    work = await _work(service, body, request.state.owner)
+    engine_request = await _engine_request(service, body, request.state.owner)
     model, num_top = service.model.name, body.top
-    num_tokens = sum(map(len, work.continuations))
+    num_tokens = sum(map(len, engine_request.continuations))
     num_bytes = num_tokens * (1 + (num_top or 0)) * LOGPROB_BYTES
     service.large_answers.check(num_bytes, "top", "the continuations and top")
-    writer = Ends(lambda lasts: _whole(lasts, work, model, num_top))
-    return JsonAnswer(service, work, writer, num_bytes)
+    writer = LastEventsWriter(lambda lasts: _whole(lasts, engine_request, model, num_top))
+    return JsonAnswer(service, engine_request, writer, num_bytes)
 
 
-async def _work(service: Service, body: ScoreBody, owner: str) -> Work:
+async def _engine_request(service: Service, body: ScoreBody, owner: str) -> EngineRequest:
     """One request: an empty context is the start token."""
     context = await prompt_tokens(service, body.prompt, "prompt")
     if not context and not isinstance(body.prompt, str):
@@ -66,7 +66,7 @@ async def _work(service: Service, body: ScoreBody, owner: str) -> Work:
     if not all(continuations):
         raise invalid("continuations", "must not be empty")
     service.limits.check_prompt(sum(map(len, continuations)), "continuations", " together")
-    return Work(
+    return EngineRequest(
         f"score-{secrets.token_hex(16)}",
         owner,
         context or (service.model.bos_token_id,),
@@ -78,22 +78,24 @@ async def _work(service: Service, body: ScoreBody, owner: str) -> Work:
 
 
 def _whole(
-    lasts: Mapping[str, Event], work: Work, model: str, num_top: int | None
+    lasts: Mapping[str, Event], engine_request: EngineRequest, model: str, num_top: int | None
 ) -> Iterator[bytes]:
     """The answer, continuation by continuation."""
-    ends = [ended([lasts[id]]) for id in work.ids]
+    ends = [ended([lasts[id]]) for id in engine_request.ids]
     answer: answers.Scores = {
-        "id": work.request_id,
+        "id": engine_request.request_id,
         "object": "list",
         "model": model,
         "data": [],
         "usage": usage_object(total_usage(ends)),
     }
-    return written_list(answer, "data", _written(work, ends, num_top))
+    return written_list(answer, "data", _written(engine_request, ends, num_top))
 
 
-def _written(work: Work, ends: Sequence[Finished], num_top: int | None) -> Iterator[bytes]:
-    for index, (tokens, end) in enumerate(zip(work.continuations, ends, strict=True)):
+def _written(
+    engine_request: EngineRequest, ends: Sequence[Finished], num_top: int | None
+) -> Iterator[bytes]:
+    for index, (tokens, end) in enumerate(zip(engine_request.continuations, ends, strict=True)):
         yield orjson.dumps((yield from _scored(index, tokens, end, num_top)))
 
 

@@ -16,7 +16,7 @@ from server.api.openai.chat.reasoning import reasoning_of
 from server.api.openai.logprobs import JsonList, TokenNames
 from server.api.routes.lookup import service_for
 from server.api.schemas import responses as answers
-from server.api.schemas.describe import ERRORS, KEY_ERRORS, body_schema
+from server.api.schemas.openapi import ERRORS, KEY_ERRORS, body_schema
 from server.api.schemas.parse import body_of
 from server.api.streaming import json_response
 from server.api.translate import MAX_INLINE_CHARS, check_ids

@@ -69,7 +69,7 @@ class AnswerWriter(Generic[C]):
 def written_list(answer: Mapping[str, Any], name: str, items: Iterable[bytes]) -> Iterator[bytes]:
     """The JSON of ``answer``, in parts, with ``items`` in its list ``name``, which is empty.
 
-    Empty items are no items: others have their turn there.
+    Empty items are skipped: other work can run there.
     """
     head, mark, tail = orjson.dumps(answer).partition(b'"%b":[' % name.encode())
     yield head + mark

@@ -11,7 +11,7 @@ from server.api.auth.keyring import Keyring
 from server.api.auth.keys_file import Limits
 from server.api.auth.tenants import Tenant
 from server.api.routes.lookup import models_of
-from server.api.schemas.describe import ERRORS, KEY_ERRORS, body_schema
+from server.api.schemas.openapi import ERRORS, KEY_ERRORS, body_schema
 from server.api.schemas.parse import body_of
 from server.api.schemas.wire import Wire
 from server.api.streaming import json_response

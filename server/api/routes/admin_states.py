@@ -9,8 +9,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import SkipJsonSchema
 
 from server.api.routes.lookup import models_of, service_for
-from server.api.schemas.describe import ERRORS, answer_content, body_content
 from server.api.schemas.names import ModelName, StateName
+from server.api.schemas.openapi import ERRORS, answer_content, body_content
 from server.api.schemas.queries import Query as StrictQuery
 from server.api.streaming import json_response
 from server.store.named_state import NamedState

@@ -16,7 +16,7 @@ from server.api.durable_streams.answers import (
 )
 from server.api.durable_streams.messages import Messages
 from server.api.routes.lookup import service_with
-from server.api.schemas.describe import ERRORS, Responses
+from server.api.schemas.openapi import ERRORS, Responses
 from server.api.schemas.queries import StreamQuery
 from server.errors import invalid
 from server.sessions.log_stream import LogStream, place_of

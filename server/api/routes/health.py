@@ -8,9 +8,9 @@ from fastapi import APIRouter, Request, Response
 
 from server.api.routes.lookup import models_of
 from server.api.schemas import responses as answers
-from server.api.schemas.describe import KEY_ERRORS, OPEN_ERRORS, Responses, answer_content
+from server.api.schemas.openapi import KEY_ERRORS, OPEN_ERRORS, Responses, answer_content
 from server.api.streaming import json_response
-from server.api.websocket.sockets import Sockets
+from server.api.websocket.socket import Sockets
 from server.observability import metrics
 
 router = APIRouter()

@@ -1,21 +1,29 @@
-"""What models are served."""
+"""Models: what is served; loaded, replaced and unloaded by keys with the scope ``admin``."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Field
 
 from model.chat.template import PLAIN
 from server.api.routes.lookup import models_of, service_for
 from server.api.schemas import responses as answers
-from server.api.schemas.describe import KEY_ERRORS, NOT_FOUND
+from server.api.schemas.names import ModelPath
+from server.api.schemas.openapi import ERRORS, KEY_ERRORS, NOT_FOUND, body_schema
+from server.api.schemas.parse import body_of
+from server.api.schemas.wire import Wire
 from server.api.streaming import json_response
+from server.config.sources import MODEL_NAME
 from server.engine.sampling_defaults import published
+from server.models.changes import LoadingRefused, ModelChanges
+from server.models.registry import Version
 from server.models.service import Service
 
 router = APIRouter()
+admin_router = APIRouter(prefix="/v1/admin/models")
 
 
 @router.get("/v1/models", response_model=answers.ModelList, responses=KEY_ERRORS)
@@ -42,3 +50,111 @@ def model_object(service: Service) -> dict[str, Any]:
     about = {"id": name, "object": "model", "created": created_s, "owned_by": "everstream"}
     details |= {"chat": template.source != PLAIN, "thinking": template.thinking is not None}
     return {**about, "everstream": {**details, "sampling": published()}}
+
+
+class LoadModelBody(Wire):
+    """`POST /v1/admin/models`: ``path`` is a folder under the server's ``--model-dir``."""
+
+    name: str = Field(pattern=f"^{MODEL_NAME}$")
+    path: ModelPath
+
+
+class ReloadModelBody(Wire):
+    """`POST /v1/admin/models/{name}/reload`: from where it is now, or from ``path``."""
+
+    path: ModelPath | None = None
+
+
+class ModelVersion(BaseModel):
+    """A version of a model in this process. One that is retiring ends what it runs."""
+
+    name: str
+    digest: str
+    status: Literal["serving", "retiring"]
+    num_running: int
+    num_waiting: int
+    num_sessions: int
+
+
+class ModelVersionList(BaseModel):
+    """The answer to `GET /v1/admin/models`."""
+
+    object: Literal["list"]
+    data: list[ModelVersion]
+
+
+class ModelReloaded(BaseModel):
+    """``changed`` is False where the weights were the same, and everything continues."""
+
+    model: answers.ModelAnswer
+    changed: bool
+
+
+class ModelDeleted(BaseModel):
+    """A model that takes no new work."""
+
+    id: str
+    object: Literal["model"]
+    deleted: Literal[True]
+
+
+@admin_router.get("", response_model=ModelVersionList, responses=ERRORS)
+async def versions(request: Request) -> Response:
+    """Every version that this process has, those that still end what they run too."""
+    models = models_of(request)
+    serving = [await _version(each, "serving") for each in list(models.current.values())]
+    retiring = [await _version(each, "retiring") for each in list(models.retiring)]
+    return json_response({"object": "list", "data": serving + retiring})
+
+
+@admin_router.post(
+    "",
+    response_model=answers.ModelAnswer,
+    responses=ERRORS,
+    openapi_extra=body_schema(LoadModelBody),
+)
+async def load(request: Request) -> Response:
+    """Serve one more model. It answers when the model takes work."""
+    body = await body_of(LoadModelBody, request)
+    version = await _changes(request).load(body.name, body.path)
+    return json_response(model_object(version.service))
+
+
+@admin_router.post(
+    "/{name}/reload",
+    response_model=ModelReloaded,
+    responses=ERRORS,
+    openapi_extra=body_schema(ReloadModelBody, required=False),
+)
+async def reload(request: Request, name: str) -> Response:
+    """Serve a model's new version; what the old one runs ends there."""
+    body = await body_of(ReloadModelBody, request, b"{}")
+    reloaded = await _changes(request).reload(name, body.path)
+    model = model_object(reloaded.version.service)
+    return json_response({"model": model, "changed": reloaded.changed})
+
+
+@admin_router.delete("/{name}", response_model=ModelDeleted, responses=ERRORS)
+async def unload(request: Request, name: str) -> Response:
+    """Take a model out; what it runs ends first."""
+    _changes(request).unload(name)
+    return json_response({"id": name, "object": "model", "deleted": True})
+
+
+def _changes(request: Request) -> ModelChanges:
+    changes: ModelChanges | None = request.app.state.changes
+    if changes is None:
+        raise LoadingRefused
+    return changes
+
+
+async def _version(version: Version, status: str) -> dict[str, Any]:
+    stats = await version.async_engine.stats()
+    return {
+        "name": version.name,
+        "digest": version.service.model.digest,
+        "status": status,
+        "num_running": stats.num_running,
+        "num_waiting": stats.num_waiting,
+        "num_sessions": stats.num_sessions,
+    }

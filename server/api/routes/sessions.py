@@ -9,12 +9,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic.json_schema import SkipJsonSchema
 
-from server.api.completion import Ends, appended_body
+from server.api.completion import LastEventsWriter, appended_body
 from server.api.events import EventsAnswer, cursor_of
 from server.api.request_answer import JsonAnswer
 from server.api.routes.lookup import models_of, service_for, service_with
 from server.api.schemas import responses as answers
-from server.api.schemas.describe import (
+from server.api.schemas.openapi import (
     ERRORS,
     EVENT_STREAM,
     answer_content,
@@ -100,7 +100,7 @@ async def append(request: Request, session: str) -> Response:
     body = await body_of(AppendBody, request, max_ids=service.limits.max_prompt_tokens)
     request_id = f"app-{secrets.token_hex(16)}"
     work = await append_request(service, request_id, request.state.owner, session, body)
-    return JsonAnswer(service, work, Ends(appended_body))
+    return JsonAnswer(service, work, LastEventsWriter(appended_body))
 
 
 @router.post(

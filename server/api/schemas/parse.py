@@ -131,7 +131,7 @@ def request_id_of(text: str) -> str | None:
         found = frame.get("request_id") if isinstance(frame, dict) else None
         if isinstance(found, str) and len(found) <= 64 and found.encode():
             return found
-    except (ValueError, RecursionError):  # no JSON, or an id that is no Unicode text
+    except (ValueError, RecursionError):  # not JSON, or an id that is not Unicode text
         pass
     return None
 

@@ -39,7 +39,7 @@ class Refusal:
 
 
 def _same(value: object, default: object) -> bool:
-    """Python's equality, to which true is no number."""
+    """Like Python's equality, but true does not equal 1."""
     return value == default and isinstance(value, bool) == isinstance(default, bool)
 
 

@@ -16,8 +16,8 @@ from pydantic.json_schema import JsonSchemaMode
 
 from server.api.auth.authenticator import SUBPROTOCOL
 from server.api.auth.keyring import Keyring
-from server.api.schemas.describe import REF
 from server.api.schemas.frame_models import AnyFrame
+from server.api.schemas.openapi import REF
 from server.api.schemas.requests import Message
 
 ADDRESS = "/v1/stream"

@@ -19,7 +19,7 @@ from server.api.openai.completions.writer import CompletionWriter
 from server.api.request_answer import SseAnswer
 from server.api.schemas.requests import StreamOptions
 from server.api.streaming import WRITE_EXTENSION, writer_of
-from server.api.websocket.sockets import SocketEndpoint, Sockets
+from server.api.websocket.socket import SocketEndpoint, Sockets
 from server.api.websocket.stream import StreamCodec
 from server.config.settings import ServerConfig
 from server.engine.types import Event, Request, SamplingParams, TokenEvent

@@ -20,7 +20,7 @@ class Stubborn(WatchedAnswer):
         super().__init__(service)
         self.is_cancelled, self.may_end = asyncio.Event(), asyncio.Event()
 
-    async def _work(self, scope: Scope, send: Send) -> None:
+    async def _answer(self, scope: Scope, send: Send) -> None:
         try:
             await asyncio.Event().wait()
         finally:

@@ -14,8 +14,7 @@ from model.chat.call_forms import FENCED, FORMS, TAGGED, CallForm
 from server.api.openai.chat.tools import Arguments, CallBegins, CallReader, Text, ToolCallsFormat
 from server.constraints.compiler import FormatCompiler
 from server.constraints.ending import ids_of
-from server.constraints.free_text import FreeText
-from server.constraints.matcher import GrammarMatcher
+from server.constraints.matcher import FreeText, GrammarMatcher
 from server.errors import InvalidRequest, RequestError
 from tests.tiny import tiny_tokenizer
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from server.constraints.turns import TooManyWait, Turns
+from server.constraints.compiler import TooManyWait, Turns
 
 
 async def asked(turns: Turns, owner: str, order: list[str], go: asyncio.Event) -> None:

@@ -13,7 +13,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection
 
 from model.checkpoint import load_checkpoint
-from server.cli.state_making import read_prompt, write_state
+from server.cli.state import read_prompt, write_state
 from server.models.backend import open_backend
 from server.models.changes import ModelBroken
 from server.models.storage import identity_of

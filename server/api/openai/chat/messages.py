@@ -32,7 +32,7 @@ MAX_CALLS = 128
 #: Levels of JSON that a template gets.
 MAX_DEPTH = 64
 
-#: Nothing that could be mistaken for a template's own marks.
+#: Excludes what could be mistaken for a template's own marks.
 NAME = r"^[^\s\x00-\x1f\x7f-\x9f<|\\/>]+$"
 Name = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=NAME)]
 #: Of a function.
@@ -45,7 +45,7 @@ CACHE_MARK = frozenset(["cache_control"])
 
 
 class TextPart(Wire):
-    """A part of a content; there is none but text."""
+    """A part of a content; only text is supported."""
 
     hints = CACHE_MARK
 
@@ -175,7 +175,7 @@ class FunctionDefinition(Wire):
 
 
 class FunctionTool(Wire):
-    """A tool; there is none but functions."""
+    """A tool; only functions are supported."""
 
     hints = CACHE_MARK
 
@@ -201,7 +201,7 @@ def text_of(content: Content | ToolContent | Said | None) -> str:
 
 
 def arguments_of(call: ToolCall) -> object:
-    """The object that a call was given, or its text where that is none."""
+    """The object that a call was given, or its text where that is not an object."""
     try:
         found = json.loads(call.function.arguments)
     except (ValueError, RecursionError):

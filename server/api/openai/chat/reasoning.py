@@ -144,7 +144,7 @@ def is_bound(format: Format) -> bool:
     return format is not None and not isinstance(format, TextFormat)
 
 
-def with_turn(work: Request, turn: Turn | None) -> Request:
-    """``work`` whose answer is read as ``turn``."""
-    assert work.sampling is not None, work.request_id
-    return replace(work, sampling=replace(work.sampling, turn=turn))
+def with_turn(request: Request, turn: Turn | None) -> Request:
+    """``request`` whose answer is read as ``turn``."""
+    assert request.sampling is not None, request.request_id
+    return replace(request, sampling=replace(request.sampling, turn=turn))

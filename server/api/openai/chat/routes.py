@@ -23,10 +23,10 @@ from server.api.openai.chat.writer import ChatWriter
 from server.api.openai.logprobs import TokenNames
 from server.api.request_answer import JsonAnswer, SseAnswer
 from server.api.routes.lookup import service_with
-from server.api.schemas.describe import ERRORS, EVENT_STREAM, body_schema
+from server.api.schemas.openapi import ERRORS, EVENT_STREAM, body_schema
 from server.api.schemas.parse import body_of
 from server.api.translate import generate_request, renamed
-from server.engine.types import Request as Work
+from server.engine.types import Request as EngineRequest
 from server.errors import InvalidRequest, invalid
 from server.models.large_answers import ID_BYTES, LOGPROB_BYTES, TOKEN_BYTES
 from server.models.service import Service
@@ -49,13 +49,13 @@ async def chat(request: Request) -> Response:
         request.state.caller.require("sessions")
     _check(body)
     tools = _tools(service, body)
-    work = await _work(service, request.state.owner, body, tools)
-    num_bytes = 0 if body.stream else _num_bytes(body, work)
+    engine_request = await _engine_request(service, request.state.owner, body, tools)
+    num_bytes = 0 if body.stream else _num_bytes(body, engine_request)
     param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     service.large_answers.check(num_bytes, param, f"n, {param} and top_logprobs")
     names, now = TokenNames(service.tokenizer) if body.logprobs else None, int(time.time())
     writer = ChatWriter(
-        work,
+        engine_request,
         service.model,
         now,
         body.stream_options,
@@ -65,18 +65,18 @@ async def chat(request: Request) -> Response:
         bool(body.return_token_ids),
     )
     if body.stream:
-        return SseAnswer(service, work, writer)
-    return JsonAnswer(service, work, writer, num_bytes)
+        return SseAnswer(service, engine_request, writer)
+    return JsonAnswer(service, engine_request, writer, num_bytes)
 
 
-def _num_bytes(body: ChatBody, work: Work) -> int:
+def _num_bytes(body: ChatBody, engine_request: EngineRequest) -> int:
     """What an answer may take."""
-    assert work.sampling is not None
+    assert engine_request.sampling is not None
     num_entries = 1 + (body.top_logprobs or 0) if body.logprobs else 0
     per_id = ID_BYTES if body.return_token_ids else 0
     per_token = TOKEN_BYTES + num_entries * LOGPROB_BYTES + per_id
-    of_prompt = len(work.tokens) * per_id
-    return of_prompt + work.num_choices * work.sampling.max_tokens * per_token
+    of_prompt = len(engine_request.tokens) * per_id
+    return of_prompt + engine_request.num_choices * engine_request.sampling.max_tokens * per_token
 
 
 def _check(body: ChatBody) -> None:
@@ -125,7 +125,9 @@ async def _prompt(
     )
 
 
-async def _work(service: Service, owner: str, body: ChatBody, tools: ToolUse) -> Work:
+async def _engine_request(
+    service: Service, owner: str, body: ChatBody, tools: ToolUse
+) -> EngineRequest:
     """The engine's request."""
     open_end = bool(body.continue_final_message)
     reasoning = reasoning_of(
@@ -141,12 +143,12 @@ async def _work(service: Service, owner: str, body: ChatBody, tools: ToolUse) ->
         service, body, tools.format, max_tokens, bool(body.logprobs), num_choices
     )
     try:
-        work = await generate_request(
+        engine_request = await generate_request(
             service, id, owner, [*prompt.ids, *added], body, sampling, num_choices
         )
     except InvalidRequest as error:
         raise _in_our_words(error, body, tools) from None
-    return replace(with_turn(work, turn), cache_at=prompt.cache_at)
+    return replace(with_turn(engine_request, turn), cache_at=prompt.cache_at)
 
 
 def _in_our_words(error: InvalidRequest, body: ChatBody, tools: ToolUse) -> InvalidRequest:

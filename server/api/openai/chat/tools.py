@@ -198,7 +198,7 @@ def _otherwise(
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """More of an answer that is no call."""
+    """More of an answer that is not a call."""
 
     text: str
 
@@ -245,7 +245,7 @@ class CallReader:
         return pieces
 
     def end(self, is_whole: bool) -> list[Piece]:
-        """What was held back and is no call after all: only of an answer that was not cut."""
+        """What was held back and is not a call after all: only of an answer that was not cut."""
         was_undecided = self._read == self._begin
         return [Text(self._held)] if is_whole and was_undecided and self._held else []
 

@@ -71,7 +71,7 @@ class WrittenChatChoice(WrittenChoice):
 
     @property
     def finish_reason(self) -> str | None:
-        """OpenAI's word for why it ended; calls that were cut short are none."""
+        """OpenAI's word for why it ended; a call that was cut short does not count."""
         assert isinstance(self.last, Finished), self.index
         reason = self.last.finish_reason
         called = self._reader is not None and self._reader.is_complete
@@ -259,7 +259,7 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
         return b"".join(chunks)
 
     def _logprobs(self, event: TokenEvent) -> list[Json]:
-        """Those of a token; one of the thinking, or a special one, is no part of the content."""
+        """Those of a token; empty for a token of the thinking or a special token."""
         names = self._names
         if names is None or not names.tokenizer.token_bytes(event.token_id):
             return []

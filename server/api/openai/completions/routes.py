@@ -16,7 +16,7 @@ from server.api.openai.logprobs import TokenNames
 from server.api.request_answer import JsonAnswer, SseAnswer
 from server.api.routes.lookup import service_with
 from server.api.schemas import responses as answers
-from server.api.schemas.describe import ERRORS, EVENT_STREAM, body_schema
+from server.api.schemas.openapi import ERRORS, EVENT_STREAM, body_schema
 from server.api.schemas.parse import body_of
 from server.api.translate import drawn_seed, generate_request
 from server.engine.types import Request as EngineRequest

@@ -9,8 +9,8 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from server.api.errors import SessionMigrated
+from server.api.openai.responses.preparing import PreparedResponse
 from server.api.openai.responses.reading import Kept
-from server.api.openai.responses.work import Work
 from server.api.openai.responses.writer import SILENT, ResponseWriter, sse
 from server.api.streaming import COMMENT, DirectWriter, send_stream, send_whole
 from server.api.watched import ENDS, WatchedAnswer
@@ -40,7 +40,7 @@ class ResponseAnswer(WatchedAnswer):
     def _error(self, error: RequestError) -> bytes:
         return sse(self._writer.error(error))
 
-    async def _work(self, scope: Scope, send: Send) -> None:
+    async def _answer(self, scope: Scope, send: Send) -> None:
         with self._large.reserve(self._owner, self._writer.note.num_bytes):
             if self._streams:
                 await self._stream(scope, send)
@@ -112,10 +112,10 @@ class ResponseAnswer(WatchedAnswer):
 class NewResponse(ResponseAnswer):
     """Makes a response. It ends when the client leaves, unless it is one in the background."""
 
-    def __init__(self, work: Work, streams: bool) -> None:
-        writer = work.writer(-1 if streams else SILENT)
-        super().__init__(work.service, work.request.owner, writer, streams)
-        self._made = work
+    def __init__(self, prepared: PreparedResponse, streams: bool) -> None:
+        writer = prepared.writer(-1 if streams else SILENT)
+        super().__init__(prepared.service, prepared.request.owner, writer, streams)
+        self._made = prepared
         self._was_refused = False  # what runs under its name then is another's
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -184,9 +184,9 @@ class KeptResponse(ResponseAnswer):
         return []
 
 
-async def in_background(work: Work) -> bytes:
-    """Begins ``work`` without a reader; returns the response as it is then."""
-    sink: EventQueue[Event] = EventQueue(work.service.max_queued_events)
-    begun = await work.begin(sink)
-    work.service.async_engine.requests.release(sink)
+async def in_background(prepared: PreparedResponse) -> bytes:
+    """Begins ``prepared`` without a reader; returns the response as it is then."""
+    sink: EventQueue[Event] = EventQueue(prepared.service.max_queued_events)
+    begun = await prepared.begin(sink)
+    prepared.service.async_engine.requests.release(sink)
     return orjson.dumps(begun.writer().response())

@@ -51,7 +51,7 @@ async def _item(find: FindTurn, id: str, place: str, read: dict[str, dict[str, J
 
 
 async def _items(find: FindTurn, response: str, place: str) -> dict[str, Json]:
-    """All items of a response, of its input and its output; none where there is no such."""
+    """All items of a response, of its input and its output; empty if it is not found."""
     try:
         turn = await find(response)
     except ResponseNotFound:

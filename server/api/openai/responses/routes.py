@@ -18,17 +18,17 @@ from pydantic.json_schema import SkipJsonSchema
 from server.api.openai.responses import answers_schema as answers
 from server.api.openai.responses.answers import KeptResponse, NewResponse, in_background
 from server.api.openai.responses.note import Json
-from server.api.openai.responses.reading import Kept, ResponseNotFound, find
-from server.api.openai.responses.schemas import Includes, ResponsesBody
-from server.api.openai.responses.work import (
+from server.api.openai.responses.preparing import (
     needs_sessions,
+    prepare,
     response_of_key,
     stored_previous,
-    work_of,
 )
+from server.api.openai.responses.reading import Kept, ResponseNotFound, find
+from server.api.openai.responses.schemas import Includes, ResponsesBody
 from server.api.routes.lookup import models_of, service_for
-from server.api.schemas.describe import ERRORS, EVENT_STREAM, body_schema
 from server.api.schemas.names import Label
+from server.api.schemas.openapi import ERRORS, EVENT_STREAM, body_schema
 from server.api.schemas.parse import body_of
 from server.api.schemas.queries import Flag, Seq
 from server.api.schemas.queries import Query as StrictQuery
@@ -74,10 +74,10 @@ async def create_response(request: Request) -> Response:
         if body.background and not body.stream:
             return LargeResponse(await done.response(), media_type="application/json")
         return KeptResponse(done, bool(body.stream))
-    work = await work_of(service, owner, body, stored_previous(service, owner))
+    prepared = await prepare(service, owner, body, stored_previous(service, owner))
     if body.background and not body.stream:
-        return Response(await in_background(work), media_type="application/json")
-    return NewResponse(work, bool(body.stream))
+        return Response(await in_background(prepared), media_type="application/json")
+    return NewResponse(prepared, bool(body.stream))
 
 
 @router.get(

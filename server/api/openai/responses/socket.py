@@ -20,14 +20,14 @@ import orjson
 from server.api.auth.keyring import Caller
 from server.api.errors import error_object, outcome
 from server.api.openai.responses.note import Json, Note
+from server.api.openai.responses.preparing import (
+    PreparedResponse,
+    needs_sessions,
+    prepare,
+    stored_previous,
+)
 from server.api.openai.responses.schemas import ResponseCreate
 from server.api.openai.responses.turns import FindTurn, ResponseTurn, history
-from server.api.openai.responses.work import (
-    Work,
-    needs_sessions,
-    stored_previous,
-    work_of,
-)
 from server.api.openai.responses.writer import ResponseWriter, on_stream
 from server.api.schemas.parse import in_thread_if_large, parse_body
 from server.api.websocket.socket import Close, Socket
@@ -73,7 +73,7 @@ async def _nothing() -> list[Json]:
 class LiveResponse:
     """A response that is being made on a socket."""
 
-    work: Work
+    prepared: PreparedResponse
     writer: ResponseWriter
     stream_id: str | None
     done: asyncio.Future[None] = field(
@@ -163,21 +163,21 @@ class ResponsesCodec:
 
     async def _respond(self, body: bytes, stream_id: str | None) -> None:
         with contextlib.ExitStack() as held:
-            work = await self._work(body, held)
-            live = self._begin(work, stream_id)
+            prepared = await self._prepare(body, held)
+            live = self._begin(prepared, stream_id)
             try:
-                live.work = await work.begin(self._socket.event_queue)
+                live.prepared = await prepared.begin(self._socket.event_queue)
                 await live.done
             except asyncio.CancelledError:  # with its socket: what is stored would continue
-                work.service.async_engine.requests.cancel(work.request.request_id)
+                prepared.service.async_engine.requests.cancel(prepared.request.request_id)
                 raise
             finally:
-                self._live.pop(work.request.request_id, None)
-                await live.work.end()
-        if not work.is_stored and live.writer.is_over:
+                self._live.pop(prepared.request.request_id, None)
+                await live.prepared.end()
+        if not prepared.is_stored and live.writer.is_over:
             await self._remember(live)
 
-    async def _work(self, body: bytes, held: contextlib.ExitStack) -> Work:
+    async def _prepare(self, body: bytes, held: contextlib.ExitStack) -> PreparedResponse:
         """What a message asks for; ``held`` keeps its model, which may be replaced meanwhile.
 
         Its bytes wait until it is prepared: parsed, they take many times their number.
@@ -192,13 +192,15 @@ class ResponsesCodec:
             name = message.model
             service = self._models.default if name is None else self._models.service(name)
             held.enter_context(service.async_engine.use())
-            return await work_of(service, self._owner, message, self._find_previous(service))
+            return await prepare(service, self._owner, message, self._find_previous(service))
         finally:
             self._num_waiting_bytes -= len(body)
 
-    def _begin(self, work: Work, stream_id: str | None) -> LiveResponse:
-        self._socket.uses(work.service.async_engine)
-        live = self._live[work.request.request_id] = LiveResponse(work, work.writer(), stream_id)
+    def _begin(self, prepared: PreparedResponse, stream_id: str | None) -> LiveResponse:
+        self._socket.uses(prepared.service.async_engine)
+        live = self._live[prepared.request.request_id] = LiveResponse(
+            prepared, prepared.writer(), stream_id
+        )
         return live
 
     # What is not stored
@@ -219,9 +221,9 @@ class ResponsesCodec:
             written: list[Json] = live.writer.response()["output"]
             return written
 
-        note = live.work.note
+        note = live.prepared.note
         with contextlib.suppress(InvalidRequest):  # what it went on from is gone meanwhile
-            find_previous = self._find_previous(live.work.service)
+            find_previous = self._find_previous(live.prepared.service)
             items = await history(find_previous, ResponseTurn(note, output))
             fields = {**note.fields, "previous_response_id": None}
             self._remembered.keep(replace(note, fields=fields, items=items))

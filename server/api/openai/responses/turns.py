@@ -182,7 +182,7 @@ def _instructions(text: str | None) -> list[ChatMessage]:
 
 
 def _spelled(service: Service, ids: Sequence[int]) -> bytes:
-    """A text of which the same cut otherwise is the same; special tokens as no text is."""
+    """The bytes of ``ids``: one text in any tokenization; special tokens differ from all text."""
     tokenizer = service.tokenizer
     special = set(tokenizer.special_ids.values())
     return b"".join(

@@ -47,7 +47,7 @@ from server.sessions.idempotency import KeyInUse
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class PreparedResponse:
     """A response that is about to be made: `begin` it, and `end` it in any case.
 
     ``source`` is the response whose session it continues from. ``once``: it is asked
@@ -71,7 +71,7 @@ class Work:
     def writer(self, after: int = -1) -> ResponseWriter:
         return ResponseWriter(self.note, self.service.tokenizer, after)
 
-    async def begin(self, sink: Sink) -> Work:
+    async def begin(self, sink: Sink) -> PreparedResponse:
         """Starts it; its events go to ``sink``. Returns it with its session's name, if it has one.
 
         A session that was made for it and has not been used is gone again.
@@ -124,9 +124,9 @@ def needs_sessions(body: ResponsesBody) -> bool:
     return body.store is not False or goes_on or has_references(body.input)
 
 
-async def work_of(
+async def prepare(
     service: Service, owner: str, body: ResponsesBody, find_previous: FindTurn
-) -> Work:
+) -> PreparedResponse:
     """What ``body`` asks for. Raises `RequestError`."""
     check(body)
     is_stored = body.store is not False
@@ -175,7 +175,7 @@ async def work_of(
     service.large_answers.check(note.num_bytes, "max_output_tokens", fields_of_size)
     if is_stored:
         request = replace(request, key=id, note=note.packed(), unattended=True)
-    return Work(service, note, request, source, body.idempotency_key is not None)
+    return PreparedResponse(service, note, request, source, body.idempotency_key is not None)
 
 
 def response_of_key(service: Service, owner: str, key: str) -> str:
