@@ -19,6 +19,7 @@ from server.api.schemas.requests import (
     TopLogprobs,
 )
 from server.api.schemas.wire import Refusal, Wire
+from server.errors import invalid
 
 #: Prompts of one request, and continuations of one context.
 MAX_PROMPTS = 256
@@ -82,7 +83,25 @@ OnePrompt = Annotated[
 ]
 
 
-class CompletionBody(Sampling, Continuation, Labels):
+class GenerationBody(Sampling, Continuation, Labels):
+    """What the bodies of completions and of chats share."""
+
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    return_token_ids: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    def check(self, shows_logprobs: bool) -> None:
+        """Raises `InvalidRequest` for fields that do not go together."""
+        if self.stream_options is not None and self.stream_options.asks and not self.stream:
+            raise invalid("stream_options", "needs stream to be true")
+        if self.idempotency_key is not None and shows_logprobs:
+            raise invalid("idempotency_key", "cannot be combined with logprobs, which are not kept")
+        if self.idempotency_key is not None and self.return_token_ids:
+            raise invalid("idempotency_key", "cannot be combined with return_token_ids")
+
+
+class CompletionBody(GenerationBody):
     """`POST /v1/completions`."""
 
     refused: ClassVar[Mapping[str, Refusal]] = COMPLETIONS
@@ -92,11 +111,7 @@ class CompletionBody(Sampling, Continuation, Labels):
     echo: bool | None = None
     logprobs: TopLogprobs | None = None
     prompt_logprobs: TopLogprobs | None = None
-    return_token_ids: bool | None = None
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
 
 
 class EmbeddingsBody(Wire):

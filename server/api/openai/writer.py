@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 import orjson
 
 from server.api.completion import DONE, total_usage, usage_object, whole_usage
+from server.api.frames import EpochName
 from server.api.schemas.requests import StreamOptions
 from server.api.streaming import server_sent
 from server.engine.types import Event, Finished, Usage
@@ -31,10 +32,22 @@ C = TypeVar("C", bound=WrittenChoice)
 class AnswerWriter(Generic[C]):
     """Writes the ``choices`` of an answer, by the ids of their events, into what ``head`` says.
 
-    Usage ends a stream, or is in each chunk so far, where its ``options`` say so.
+    Usage ends a stream, or is in each chunk so far, where its ``options`` say so. The events of a
+    kept session have SSE ids: the epoch by its ``epoch_name``, which is asked when the session has
+    started (the store may become another one until then), and the event's ``seq``, from which a
+    client can resume.
     """
 
-    def __init__(self, head: Json, choices: Mapping[str, C], options: StreamOptions | None) -> None:
+    def __init__(
+        self,
+        head: Json,
+        choices: Mapping[str, C],
+        options: StreamOptions | None,
+        epoch_name: EpochName,
+    ) -> None:
+        self._epoch_name = epoch_name
+        #: What the SSE ids of a kept session begin with, once it has started.
+        self._id = b""
         self._head = {**head, "choices": []}
         self._choices = choices
         self._shows_usage = bool(options and options.include_usage)
@@ -55,6 +68,9 @@ class AnswerWriter(Generic[C]):
     def _summary(self) -> Json:
         """What an answer says of all of its choices."""
         return {**self._head, "usage": whole_usage(total_usage(self._ends))}
+
+    def _sse_id(self, seq: int) -> bytes | None:
+        return b"%b%d" % (self._id, seq) if self._id else None
 
     def _chunk(self, choice: Json, id: bytes | None = None, **more: Any) -> bytes:
         """A server-sent event of one choice."""

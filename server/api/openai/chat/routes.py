@@ -81,14 +81,9 @@ def _num_bytes(body: ChatBody, engine_request: EngineRequest) -> int:
 
 def _check(body: ChatBody) -> None:
     """Raises `InvalidRequest` for fields that do not go together."""
-    if body.stream_options is not None and body.stream_options.asks and not body.stream:
-        raise invalid("stream_options", "needs stream to be true")
+    body.check(shows_logprobs=bool(body.logprobs))
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "needs logprobs to be true")
-    if body.idempotency_key is not None and body.logprobs:
-        raise invalid("idempotency_key", "cannot be combined with logprobs, which are not kept")
-    if body.idempotency_key is not None and body.return_token_ids:
-        raise invalid("idempotency_key", "cannot be combined with return_token_ids")
     if body.max_completion_tokens is not None and body.max_tokens not in (
         None,
         body.max_completion_tokens,

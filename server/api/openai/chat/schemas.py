@@ -8,31 +8,26 @@ from typing import ClassVar, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from server.api.openai.bodies import Labels
+from server.api.openai.bodies import GenerationBody
 from server.api.openai.chat.messages import Messages, TemplateKwargs, Tools
 from server.api.openai.chat.reasoning import Effort
 from server.api.openai.chat.tools import ToolChoice
 from server.api.openai.unsupported import CHAT
-from server.api.schemas.requests import MAX_CHOICES, Continuation, Sampling, StreamOptions
 from server.api.schemas.responses import PromptUsage
 from server.api.schemas.wire import Refusal
 
 
-class ChatBody(Sampling, Continuation, Labels):
+class ChatBody(GenerationBody):
     """`POST /v1/chat/completions`."""
 
     refused: ClassVar[Mapping[str, Refusal]] = CHAT
 
     messages: Messages
     max_completion_tokens: int | None = Field(None, ge=1, le=2**53)
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     logprobs: bool | None = None
-    return_token_ids: bool | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None

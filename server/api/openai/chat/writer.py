@@ -105,9 +105,9 @@ class WrittenChatChoice(WrittenChoice):
 class ChatWriter(AnswerWriter[WrittenChatChoice]):
     """Writes the answer to ``request`` of ``model``. ``created_s`` is a Unix time.
 
-    It may be calls in the form ``calls``. It has log-probabilities where there are ``names``. The
-    events of a kept session have SSE ids, the last one of each token: see `CompletionWriter`.
-    With ``token_ids`` those of the prompt and of the choices are shown.
+    It may be calls in the form ``calls``. It has log-probabilities where there are ``names``. Of
+    several chunks of a token the last one has its SSE id. With ``token_ids`` those of the prompt
+    and of the choices are shown.
     """
 
     def __init__(
@@ -131,11 +131,10 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
             "seed": request.sampling.seed,
         }
         choices = {id: WrittenChatChoice(index, calls) for index, id in enumerate(request.ids)}
-        super().__init__(head, choices, options)
+        super().__init__(head, choices, options, epoch_name)
         self._may_call, self._names = calls is not None, names
         self._prompt_ids = request.tokens if token_ids else None
         self._is_kept = request.keep or request.session is not None
-        self._epoch_name, self._id = epoch_name, b""
         self._thinks = request.sampling.turn is not None
         self._so_far = Usage(len(request.tokens), 0)
         self._is_plain = not (calls or names is not None or token_ids or self._shows_so_far)
@@ -193,9 +192,6 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
         if self._is_kept:
             choice.place = f"{event.session}:{event.seq}"
             self._id = f"{self._epoch_name(event.epoch)}:".encode()
-
-    def _sse_id(self, seq: int) -> bytes | None:
-        return b"%b%d" % (self._id, seq) if self._id else None
 
     def token(self, event: TokenEvent) -> bytes:
         """The server-sent events for one token."""

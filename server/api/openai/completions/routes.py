@@ -119,8 +119,7 @@ def _prompts(body: CompletionBody) -> Sequence[OnePrompt | None]:
 
 def _check(body: CompletionBody, num_top: int | None) -> None:
     """Raises `InvalidRequest` for fields that do not go together."""
-    if body.stream_options is not None and body.stream_options.asks and not body.stream:
-        raise invalid("stream_options", "needs stream to be true")
+    body.check(shows_logprobs=(num_top, body.prompt_logprobs) != (None, None))
     num_shown, num_drawn = body.n or 1, body.best_of or body.n or 1
     if num_drawn < num_shown:
         raise invalid("best_of", "must be at least n")
@@ -130,10 +129,6 @@ def _check(body: CompletionBody, num_top: int | None) -> None:
         raise invalid("best_of" if body.n is None else "n", "must be 1 where nothing is generated")
     if body.logprobs is not None and body.top_logprobs not in (None, body.logprobs):
         raise invalid("top_logprobs", "is another name for logprobs: give one of them")
-    if body.idempotency_key is not None and (num_top, body.prompt_logprobs) != (None, None):
-        raise invalid("idempotency_key", "cannot be combined with logprobs, which are not kept")
-    if body.idempotency_key is not None and body.return_token_ids:
-        raise invalid("idempotency_key", "cannot be combined with return_token_ids")
 
 
 def _shown(

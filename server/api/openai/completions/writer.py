@@ -28,11 +28,8 @@ TEXT = Shown()
 class CompletionWriter(AnswerWriter[TextChoice]):
     """Writes the answer to ``requests``, one of each prompt. ``created_s`` is a Unix time.
 
-    Choices are numbered prompt by prompt. The events of a kept session have SSE
-    ids: the epoch by its ``epoch_name``, which is asked when it has begun (the store
-    may become another one until then), and the event's ``seq``, from which a client
-    can resume. Where more are drawn than shown, the most probable
-    are shown.
+    Choices are numbered prompt by prompt. Where more are drawn than shown, the most probable are
+    shown.
     """
 
     def __init__(
@@ -58,10 +55,9 @@ class CompletionWriter(AnswerWriter[TextChoice]):
         for request, echo in zip(requests, echoes, strict=True):
             for id in request.ids:
                 choices[id] = TextChoice(len(choices), request, echo, shown)
-        super().__init__(head, choices, shown.options)
-        self._requests, self._epoch_name, self._shown = requests, epoch_name, shown
+        super().__init__(head, choices, shown.options, epoch_name)
+        self._requests, self._shown = requests, shown
         self._is_plain = not (shown.logprobs is not None or shown.token_ids or self._shows_so_far)
-        self._id = b""
 
     # Whole
 
@@ -207,9 +203,6 @@ class CompletionWriter(AnswerWriter[TextChoice]):
         choice.last = last
         if choice.request.sampling is None:
             self._so_far = Usage(self._so_far.prompt_tokens + last.usage.prompt_tokens, 0)
-
-    def _sse_id(self, seq: int) -> bytes | None:
-        return b"%b%d" % (self._id, seq) if self._id else None
 
 
 def _scored_prompt(choice: TextChoice) -> Scored | Finished | None:
