@@ -32,7 +32,7 @@ class LastEventsWriter:
 def appended_body(ends: Mapping[str, Event]) -> Iterator[bytes]:
     """The JSON answer to an append."""
     (event,) = ends.values()
-    last = ended([event])
+    last = ended(event)
     if last.finish_reason == "cancelled":
         raise InternalFailure("the session was deleted meanwhile")
     body = {"session": last.session, "position": last.position, "usage": usage_object(last.usage)}
@@ -40,9 +40,8 @@ def appended_body(ends: Mapping[str, Event]) -> Iterator[bytes]:
     yield orjson.dumps(body | scored)
 
 
-def ended(events: Sequence[Event]) -> Finished:
+def ended(last: Event) -> Finished:
     """The `Finished` of a request; raises the `RequestError` that it ended by instead."""
-    last = events[-1]
     if isinstance(last, Failed):
         raise last.error
     if not isinstance(last, Finished):

@@ -14,7 +14,7 @@ from server.api.completion import DONE, ended, sse
 from server.api.errors import error_object
 from server.api.streaming import COMMENT, DirectWriter, send_stream, send_whole
 from server.api.watched import ENDS, WatchedAnswer
-from server.engine.types import Event, Failed, Finished, Migrated, Request, Started, TokenEvent
+from server.engine.types import Event, Finished, Request, Started, TokenEvent
 from server.errors import RequestError
 from server.models.service import Service
 from server.sessions.idempotency import NO_MORE, KeyInUse
@@ -185,7 +185,10 @@ class SseAnswer(RequestAnswer[SseWriter]):
         with self._large.reserve(self._request.owner, self._num_bytes), direct:
             await self._submit()
             events = await self._event_queue.take()
-            _raise_if_failed(events)
+            for event in events:
+                fails_later = isinstance(event, Finished) and event.usage.completion_tokens > 0
+                if isinstance(event, ENDS) and not fails_later:
+                    ended(event)  # raises where it failed before its first token
             await send_stream(send, self._pieces(events, direct), _error)
 
     def _encode(self, tokens: Sequence[TokenEvent]) -> list[bytes]:
@@ -218,16 +221,3 @@ class SseAnswer(RequestAnswer[SseWriter]):
 
 def _error(error: RequestError) -> bytes:
     return sse({"error": error_object(error)}) + DONE
-
-
-def _raise_if_failed(events: list[Event]) -> None:
-    """Raises where a request failed before its first token."""
-    for event in events:
-        if isinstance(event, Failed | Migrated):
-            ended([event])
-        if (
-            isinstance(event, Finished)
-            and event.finish_reason == "error"
-            and event.usage.completion_tokens == 0
-        ):
-            ended([event])

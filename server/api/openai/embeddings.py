@@ -67,7 +67,7 @@ def _whole(
     lasts: Mapping[str, Event], requests: Sequence[EngineRequest], model: str, as_text: bool
 ) -> Iterator[bytes]:
     """The answer, vector by vector."""
-    ends = [ended([lasts[each.request_id]]) for each in requests]
+    ends = [ended(lasts[each.request_id]) for each in requests]
     num_tokens = sum(end.usage.prompt_tokens for end in ends)
     usage: answers.EmbeddingUsage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     answer: answers.Embeddings = {"object": "list", "data": [], "model": model, "usage": usage}

@@ -81,7 +81,7 @@ def _whole(
     lasts: Mapping[str, Event], engine_request: EngineRequest, model: str, num_top: int | None
 ) -> Iterator[bytes]:
     """The answer, continuation by continuation."""
-    ends = [ended([lasts[id]]) for id in engine_request.ids]
+    ends = [ended(lasts[id]) for id in engine_request.ids]
     answer: answers.Scores = {
         "id": engine_request.request_id,
         "object": "list",

@@ -33,6 +33,7 @@ async def service_with(request: Request, session: str | None, model: str | None 
     """
     if session is None:
         return service_for(request, model)
-    service = await models_of(request).holding(session, request.state.owner, model)
+    models: Models = request.app.state.models
+    service = await models.holding(session, request.state.owner, model)
     request.state.held.enter_context(service.async_engine.use())
     return service

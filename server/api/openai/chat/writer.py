@@ -157,7 +157,7 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
         """The JSON answer, in parts; raises the `RequestError` that a choice ended by."""
         for choice in self._choices.values():
             assert choice.last is not None, choice.index
-            choice.keep(choice.finish(ended([choice.last])))
+            choice.keep(choice.finish(ended(choice.last)))
         summary = {**self._summary(), "object": "chat.completion"}
         if self._prompt_ids is not None:
             summary["prompt_token_ids"] = self._prompt_ids
@@ -220,7 +220,7 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
             place = {"session": event.session, "position": event.position}
             return self._begun(choice, **place) if self._is_kept else b""
         try:
-            end = ended([event])
+            end = ended(event)
             deltas = choice.finish(end)
         except RequestError as error:
             return sse({"error": error_object(error)})

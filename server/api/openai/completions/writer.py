@@ -77,7 +77,7 @@ class CompletionWriter(AnswerWriter[TextChoice]):
         """The JSON answer, in parts. Raises the `RequestError` that a request ended by."""
         for choice in self._choices.values():
             assert choice.last is not None, choice.index
-            ended([choice.last])
+            ended(choice.last)
         return written_list(self._summary(), "choices", self._written())
 
     def _written(self) -> Iterator[bytes]:
@@ -127,7 +127,7 @@ class CompletionWriter(AnswerWriter[TextChoice]):
             self._end(choice, event)
             return self._scored(choice, event, event.position)
         try:
-            last = ended([event])
+            last = ended(event)
         except RequestError as error:
             return sse({"error": error_object(error)})
         self._end(choice, last)
