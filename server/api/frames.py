@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import orjson
@@ -21,6 +21,7 @@ from server.api.schemas.frame_models import (
     SessionFrame,
     StartedFrame,
 )
+from server.api.schemas.responses import Forked, SessionCreated
 from server.engine.types import (
     Event,
     Failed,
@@ -147,12 +148,29 @@ def created_frame(request_id: str, info: SessionInfo, epoch_name: EpochName) -> 
     frame: CreatedFrame = {
         "type": "created",
         "request_id": request_id,
+        **created(info, epoch_name),
+    }
+    return encode(frame)
+
+
+def created(info: SessionInfo, epoch_name: EpochName) -> SessionCreated:
+    """A new session, over HTTP and WebSocket."""
+    return {
         "session": info.session,
         "epoch": epoch_name(info.epoch),
         "position": info.position,
         "state_bytes": info.state_bytes,
     }
-    return encode(frame)
+
+
+def forked(session: str, forks: Sequence[SessionInfo], epoch_name: EpochName) -> Forked:
+    """The copies of ``session``, over HTTP and WebSocket."""
+    return {
+        "session": session,
+        "sessions": [fork.session for fork in forks],
+        "epoch": epoch_name(forks[0].epoch),
+        "position": forks[0].position,
+    }
 
 
 def resumed_frame(request_id: str, resumed: Resumed, epoch_name: EpochName) -> bytes:

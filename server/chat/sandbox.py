@@ -35,7 +35,7 @@ MAX_MEMORY_BYTES = 1 << 30
 MAX_ERROR_CHARS = 1000
 
 
-class Said(Exception):
+class RaisedByTemplate(Exception):
     """A template called ``raise_exception``."""
 
 
@@ -100,7 +100,7 @@ def _to_json(
 
 
 def _raise_exception(message: object) -> None:
-    raise Said(str(message))
+    raise RaisedByTemplate(str(message))
 
 
 def answer(request: dict[str, Any]) -> dict[str, str]:
@@ -116,7 +116,7 @@ def _message(error: Exception) -> str:
         return "it needs too much memory"
     if isinstance(error, TemplateSyntaxError):
         return f"line {error.lineno}: {error.message}"
-    if isinstance(error, (Said, TooLong, TemplateError)):
+    if isinstance(error, (RaisedByTemplate, TooLong, TemplateError)):
         return str(error)
     return f"{type(error).__name__}: {error}"
 

@@ -45,28 +45,7 @@ SHARED_SAVE_INTERVAL = 256
 class ServerConfig(BaseModel):
     """Everything an operator may choose. Frozen; `load` builds it from flags and environment.
 
-    At most one of ``max_sessions`` and ``state_memory`` (bytes) is set: they are two
-    ways to fix the size of the state pool. ``threads`` None leaves the number to
-    the backend. ``reasoning`` is "on", "off", "template" (whatever that does by itself) or a number
-    of tokens, for chats with models that think; None is the family's default, or else the
-    template's. ``max_waiting`` bounds the requests
-    that are admitted and not yet running, ``max_queued_events`` the events that wait
-    for one slow reader, ``allowed_origins`` the foreign pages that may call in,
-    ``allowed_hosts`` the names that a server without keys answers to,
-    ``trusted_proxies`` the peers whose X-Forwarded-For names the client.
-    ``store`` is the folder of the durable sessions, the URL of a PostgreSQL database
-    that many replicas share, or "memory"; `load` puts a folder of the user's in the
-    place of None. ``served_model_name`` is what clients call the one model, and
-    ``tokenizer`` the file of its tokenizer where that is elsewhere. ``lora`` are files that are
-    merged into its weights, and ``lora_alpha`` is that of those that do not state theirs.
-    ``state`` are files of named states, and ``max_states`` bounds those that a model's store has
-    in addition.
-    ``store_direct`` leads to that database itself where ``store`` is a
-    pooler's, and ``store_objects`` to the bucket that has the states. ``model_dir`` is
-    where models may be loaded from at run time; None: they may not. Bounds of memory
-    and of the store are those of each model. ``sleep_memory`` and ``prefix_cache`` are
-    bytes of states outside the pool, ``store_memory`` bytes of what a store in memory
-    keeps.
+    `server.cli.serve.FLAGS` says what each setting with a flag is, docs/operations.md what all are.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -77,22 +56,32 @@ class ServerConfig(BaseModel):
     tokenizer: Path | None = None
     lora: tuple[Path, ...] = ()
     lora_alpha: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    #: None: no model can be loaded at run time.
     model_dir: Path | None = None
     state: tuple[StateSource, ...] = ()
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     backend: Literal["auto", "native", "torch"] = "auto"
+    #: None leaves the number to the backend.
     threads: int | None = Field(default=None, ge=1)
     dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
 
+    #: "on", "off", "template" (what that does by itself) or a maximum of tokens, for chats with
+    #: models that think; None is the default of the family, or else of the template.
     reasoning: str | None = None
 
+    #: The state pool has so many slots, or so many bytes: at most one of the two is set.
     max_sessions: int | None = Field(default=None, ge=1)
     state_memory: int | None = Field(default=None, ge=1)
+    #: Bytes of states outside the pool, as is `prefix_cache`. Bounds of memory and of the store are
+    #: those of each model.
     sleep_memory: int = Field(default=256 * MIB, ge=0)
+    #: Requests that are admitted and not yet running.
     max_waiting: int = Field(default=256, ge=0)
     session_ttl_s: float = Field(default=900.0, gt=0, allow_inf_nan=False)
 
+    #: A folder, the URL of a PostgreSQL database that replicas share, or "memory"; `load` puts a
+    #: folder of the user's in the place of None.
     store: str | None = Field(default=None, repr=False)
     durability: Literal["full", "relaxed"] = "full"
     store_size: int | None = Field(default=None, ge=MIB)
@@ -113,13 +102,18 @@ class ServerConfig(BaseModel):
     keep_alive_s: float = Field(default=5.0, gt=0, le=3600, allow_inf_nan=False)
     heartbeat_s: float = Field(default=15.0, ge=0, le=3600, allow_inf_nan=False)
     max_socket_requests: int = Field(default=64, ge=1)
+    #: Events that wait for one slow reader.
     max_queued_events: int = Field(default=2048, ge=16)
+    #: Bytes that a store in memory keeps.
     store_memory: int = Field(default=256 * MIB, ge=MIB)
     max_log_tokens: int = Field(default=1_000_000, ge=4096)
     save_interval_tokens: int = Field(default=1024, ge=16)
+    #: Named states that a model's store has in addition to the files in `state`.
     max_states: int = Field(default=64, ge=0)
     store_lease_s: float = Field(default=10.0, ge=3, allow_inf_nan=False)
+    #: Leads to the database itself where `store` is a pooler's.
     store_direct: str | None = Field(default=None, repr=False)
+    #: The bucket that has the states of a shared store.
     store_objects: str | None = Field(default=None, repr=False)
     signing_key: str | None = Field(default=None, min_length=16, repr=False)
 
@@ -157,8 +151,7 @@ class ServerConfig(BaseModel):
     @classmethod
     def _sources(cls, value: object) -> object:
         """``name=source`` or ``source``, once or several times, with commas in a variable."""
-        if isinstance(value, str):
-            value = tuple(part.strip() for part in value.split(",") if part.strip())
+        value = _split(value)
         if not isinstance(value, tuple) or not all(isinstance(part, str) for part in value):
             return value
         return bundled_named(tuple(map(model_source, value)))
@@ -178,8 +171,7 @@ class ServerConfig(BaseModel):
     @classmethod
     def _states(cls, value: object) -> object:
         """``name=file`` or ``model/name=file``, with commas between several in a variable."""
-        if isinstance(value, str):
-            value = tuple(part.strip() for part in value.split(",") if part.strip())
+        value = _split(value)
         if not isinstance(value, tuple) or not all(isinstance(part, str) for part in value):
             return value
         return tuple(map(state_source, value))
@@ -191,10 +183,7 @@ class ServerConfig(BaseModel):
     )
     @classmethod
     def _commas(cls, value: object) -> object:
-        """A variable holds several values with commas between them."""
-        if isinstance(value, str):
-            return tuple(part.strip() for part in value.split(",") if part.strip())
-        return value
+        return _split(value)
 
     @field_validator("api_keys", "admin_keys")
     @classmethod
@@ -339,6 +328,13 @@ class ServerConfig(BaseModel):
             store = "/".join([state_folder(environment), "everstream", *unnamed])
             config = config.model_copy(update={"store": store})
         return config._completed()
+
+
+def _split(value: object) -> object:
+    """A variable holds several values with commas between them."""
+    if not isinstance(value, str):
+        return value
+    return tuple(part.strip() for part in value.split(",") if part.strip())
 
 
 def is_loopback(host: str) -> bool:

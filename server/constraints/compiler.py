@@ -172,7 +172,7 @@ class Turns:
             try:
                 yield
             finally:
-                self._pass_on()
+                self._begin_next()
         finally:
             self._num_of[owner] -= 1
             if not self._num_of[owner]:
@@ -185,10 +185,10 @@ class Turns:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():  # it was this one's turn already
-                self._pass_on()
+                self._begin_next()
             raise
 
-    def _pass_on(self) -> None:
+    def _begin_next(self) -> None:
         """To the next owner, who is the last one then, if any waits."""
         while self._waiting:
             owner, queue = self._waiting.popitem(last=False)

@@ -110,7 +110,7 @@ class GrammarMatcher:
     def accept(self, token: int) -> None:
         """Continues by ``token``. Raises `NotAllowed`, and is of no more use then."""
         begin_s = time.perf_counter()
-        self._go_on(token)
+        self._advance(token)
         self.cost_s += time.perf_counter() - begin_s
 
     def _mask(self, budget: int | None) -> npt.NDArray[np.uint32]:
@@ -129,7 +129,7 @@ class GrammarMatcher:
             closing |= mask & self._free_text.leaving(self._begun)
         return closing
 
-    def _go_on(self, token: int) -> None:
+    def _advance(self, token: int) -> None:
         self._check()
         if not self._place.consume_token(token):
             if "doesn't satisfy" in self._place.get_error():

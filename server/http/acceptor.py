@@ -45,7 +45,7 @@ class Acceptor:
         self._connecting: set[asyncio.Task[None]] = set()
         self._paused: asyncio.TimerHandle | None = None
         listener.setblocking(False)
-        self._go_on()
+        self._start()
 
     def close(self) -> None:
         """Accepts nothing more."""
@@ -53,7 +53,7 @@ class Acceptor:
         if self._paused is not None:
             self._paused.cancel()
 
-    def _go_on(self) -> None:
+    def _start(self) -> None:
         self._paused = None
         self._loop.add_reader(self._listener, self._accept)
 
@@ -79,7 +79,7 @@ class Acceptor:
         logger.warning("accepting of connections paused: %s", error.strerror)
         self._loop.remove_reader(self._listener)
         self._table.close_longest_idle()
-        self._paused = self._loop.call_later(self._pause_s, self._go_on)
+        self._paused = self._loop.call_later(self._pause_s, self._start)
 
     def _begin(self, accepted: socket.socket, address: str) -> None:
         connection = self._table.add(address)

@@ -11,6 +11,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from server.api.completion import LastEventsWriter, appended_body
 from server.api.events import EventsAnswer, cursor_of
+from server.api.frames import created, forked
 from server.api.request_answer import JsonAnswer
 from server.api.routes.lookup import models_of, service_for, service_with
 from server.api.schemas import responses as answers
@@ -55,7 +56,7 @@ async def create_session(request: Request) -> Response:
     body = await body_of(CreateSessionBody, request, b"{}")
     service = service_for(request, body.model)
     info = await service.sessions.create(request.state.owner, body.state)
-    return json_response(_created(service, info))
+    return json_response(created(info, service.async_engine.epoch_name))
 
 
 @router.get("", response_model=answers.SessionList, responses=ERRORS)
@@ -114,14 +115,7 @@ async def fork(request: Request, session: str) -> Response:
     service = await service_with(request, session)
     body = await body_of(ForkBody, request, b"{}")
     forks = await service.sessions.fork(session, request.state.owner, body.n or 1, body.at)
-    return json_response(
-        {
-            "session": session,
-            "sessions": [one.session for one in forks],
-            "epoch": service.async_engine.epoch_name(forks[0].epoch),
-            "position": forks[0].position,
-        }
-    )
+    return json_response(forked(session, forks, service.async_engine.epoch_name))
 
 
 @router.post(
@@ -210,7 +204,7 @@ async def import_session(request: Request) -> Response:
         except (SnapshotMismatch, ImportRefused) as error:  # perhaps it is another model's
             refusal = refusal if isinstance(refusal, SnapshotMismatch) else error
         else:
-            return json_response(_created(service, info))
+            return json_response(created(info, service.async_engine.epoch_name))
     assert refusal is not None, "there is no model"
     raise refusal
 
@@ -224,13 +218,4 @@ def _listed(service: Service, one: Listed) -> dict[str, Any]:
         "seq": one.seq,
         "busy": one.unfinished,
         "stored_bytes": one.stored_bytes,
-    }
-
-
-def _created(service: Service, info: SessionInfo) -> dict[str, Any]:
-    return {
-        "session": info.session,
-        "epoch": service.async_engine.epoch_name(info.epoch),
-        "position": info.position,
-        "state_bytes": info.state_bytes,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.api.frames import created_frame, encode
+from server.api.frames import created_frame, encode, forked
 from server.api.schemas import requests as schemas
 from server.api.schemas.frame_models import DeletedFrame, ForkedFrame, RewoundFrame
 from server.models.service import Service
@@ -26,15 +26,12 @@ async def answer(service: Service, message: Asked, owner: str) -> bytes:
         return encode(deleted)
     if isinstance(message, schemas.Fork):
         forks = await sessions.fork(session, owner, message.n or 1, message.at)
-        forked: ForkedFrame = {
+        frame: ForkedFrame = {
             "type": "forked",
             "request_id": id,
-            "session": session,
-            "sessions": [fork.session for fork in forks],
-            "epoch": epoch_name(forks[0].epoch),
-            "position": forks[0].position,
+            **forked(session, forks, epoch_name),
         }
-        return encode(forked)
+        return encode(frame)
     info = await sessions.rewind(session, owner, message.at)
     rewound: RewoundFrame = {
         "type": "rewound",

@@ -116,7 +116,7 @@ class StreamCodec:
             return
         try:
             self._check_excess(message, excess)
-            await self._obey(message)
+            await self._handle(message)
         except RequestError as error:
             self._reply(error_frame(message.request_id, error))
         except Exception:  # ours; what else the socket does continues
@@ -132,7 +132,7 @@ class StreamCodec:
             raise excess
         self._caller.tenant.count()
 
-    async def _obey(self, message: schemas.Message) -> None:
+    async def _handle(self, message: schemas.Message) -> None:
         if (wanted := MESSAGES[message.type]) is not None:
             self._caller.require(wanted)
         if isinstance(message, schemas.Cancel):

@@ -22,7 +22,7 @@ from server.models.service import Service
 from server.store.errors import HistoryGone
 
 #: Stands for what was said. It ends in a letter, so that no token reaches beyond it.
-_SAID = "Thus it was said"
+PLACEHOLDER = "Thus it was said"
 #: The last events of an answer: what it has written after its text is in few of them.
 _NUM_LAST = 64
 #: Bytes of an answer's text by which its end is found.
@@ -47,8 +47,8 @@ async def continued_prompt(
     info = await service.sessions.info(session, owner)
     before: list[ChatMessage] = []
     if info.seq > 0:
-        said = AssistantMessage(role="assistant", content=_SAID)
-        before = [UserMessage(role="user", content=_SAID), said]
+        said = AssistantMessage(role="assistant", content=PLACEHOLDER)
+        before = [UserMessage(role="user", content=PLACEHOLDER), said]
     prompt = await prompt_of(
         service,
         [*before, *messages],

@@ -15,7 +15,7 @@ from server.api.openai.chat.messages import (
     FunctionTool,
     ToolMessage,
     arguments_of,
-    is_tame,
+    is_plain_json,
     text_of,
     tool_object,
 )
@@ -65,7 +65,7 @@ async def prompt_of(
     if add_generation_prompt is None:
         add_generation_prompt = not continue_final_message
     given = dict(template_kwargs or {})
-    if not is_tame(given):
+    if not is_plain_json(given):
         raise invalid(
             "chat_template_kwargs", f"must have {MAX_DEPTH} levels and 64-bit numbers at most"
         )

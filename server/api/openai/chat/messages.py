@@ -206,10 +206,10 @@ def arguments_of(call: ToolCall) -> object:
         found = json.loads(call.function.arguments)
     except (ValueError, RecursionError):
         return call.function.arguments
-    return found if isinstance(found, dict) and is_tame(found) else call.function.arguments
+    return found if isinstance(found, dict) and is_plain_json(found) else call.function.arguments
 
 
-def is_tame(value: object) -> bool:
+def is_plain_json(value: object) -> bool:
     """Whether a value parsed from JSON can be used: not deep, whole characters, 64-bit numbers."""
     level = [value]
     for _ in range(MAX_DEPTH):

@@ -253,7 +253,7 @@ class CallReader:
         """Before the first call, or any text."""
         begin = self._form.begin
         if self._held.startswith(begin):
-            self._go_on(begin, self._name)
+            self._read_after(begin, self._name)
             return True
         if not begin.startswith(self._held):
             self._read = self._text
@@ -295,9 +295,9 @@ class CallReader:
             self.is_complete = False
         begin = self._form.between + self._form.begin
         if self._held.startswith(begin):
-            self._go_on(begin, self._name)
+            self._read_after(begin, self._name)
             return True
         return False
 
-    def _go_on(self, after: str, read: Callable[[list[Piece]], bool]) -> None:
+    def _read_after(self, after: str, read: Callable[[list[Piece]], bool]) -> None:
         self._held, self._read = self._held.removeprefix(after), read

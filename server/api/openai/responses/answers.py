@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from server.api.errors import SessionMigrated
 from server.api.openai.responses.preparing import PreparedResponse
-from server.api.openai.responses.reading import Kept
+from server.api.openai.responses.reading import StoredResponse
 from server.api.openai.responses.writer import SILENT, ResponseWriter, sse
 from server.api.streaming import COMMENT, DirectWriter, send_stream, send_whole
 from server.api.watched import ENDS, WatchedAnswer
@@ -135,14 +135,14 @@ class NewResponse(ResponseAnswer):
             raise
 
 
-class KeptResponse(ResponseAnswer):
+class ReplayedResponse(ResponseAnswer):
     """Tells a response again, and continues with what comes.
 
     It takes what runs from the reader that it has: a connection that is gone is
     not always seen to be.
     """
 
-    def __init__(self, kept: Kept, streams: bool, after: int = -1) -> None:
+    def __init__(self, kept: StoredResponse, streams: bool, after: int = -1) -> None:
         writer = kept.writer(after if streams else SILENT)
         super().__init__(kept.service, kept.owner, writer, streams)
         self._kept = kept

@@ -15,7 +15,7 @@ from server.api.openai.chat.reasoning import reasoning_of, turn_of, with_turn
 from server.api.openai.chat.sampling import sampling_of
 from server.api.openai.responses.items import input_items
 from server.api.openai.responses.note import Note, id_under_key, new_id
-from server.api.openai.responses.reading import Kept, ResponseNotFound, find
+from server.api.openai.responses.reading import ResponseNotFound, StoredResponse, find
 from server.api.openai.responses.references import has_references, referred
 from server.api.openai.responses.request import (
     check,
@@ -28,10 +28,10 @@ from server.api.openai.responses.request import (
 from server.api.openai.responses.schemas import ResponsesBody
 from server.api.openai.responses.turns import (
     Answer,
-    Ask,
     FindTurn,
     PreviousNotFound,
     ResponseTurn,
+    TurnInput,
     history,
     what_follows,
     whole_prompt,
@@ -57,7 +57,7 @@ class PreparedResponse:
     service: Service
     note: Note
     request: Request
-    source: Kept | None = None
+    source: StoredResponse | None = None
     once: bool = False
 
     @property
@@ -88,7 +88,7 @@ class PreparedResponse:
             raise
         return begun
 
-    async def _branched(self, source: Kept) -> str:
+    async def _branched(self, source: StoredResponse) -> str:
         """A session of its own; gone again where the caller leaves meanwhile."""
         branching = asyncio.ensure_future(_branch(source))
         try:
@@ -139,8 +139,10 @@ async def prepare(
         items = input_items(body.input, id, await referred(find_previous, body.input))
         if not items:
             raise invalid("input", "has nothing that the model reads")
-        ask = Ask(items, body.instructions, use.shown, {**reasoning.variables, **use.variables})
-        prompt, source, state = await _prompt(service, ask, body, find_previous)
+        turn_input = TurnInput(
+            items, body.instructions, use.shown, {**reasoning.variables, **use.variables}
+        )
+        prompt, source, state = await _prompt(service, turn_input, body, find_previous)
         turn, added = turn_of(service, prompt.end, reasoning, use.format, bool(body.ignore_eos))
         sampling = sampling_of(
             service, body, use.format, body.max_output_tokens, wants_logprobs(body)
@@ -156,12 +158,12 @@ async def prepare(
     assert request.sampling is not None
     limit, seed = request.sampling.max_tokens, request.sampling.seed
     fields = echoed_fields(service, body, limit, seed)
-    tools = [tool_object(tool) for tool in ask.tools]
+    tools = [tool_object(tool) for tool in turn_input.tools]
     apart = turn is not None and turn.prompted != ""
     note = Note(
         id,
         fields,
-        [*ask.items],
+        [*turn_input.items],
         tools,
         use.calls is not None,
         wants_logprobs(body),
@@ -200,29 +202,29 @@ def stored_previous(service: Service, owner: str) -> FindTurn:
 
 
 async def _prompt(
-    service: Service, ask: Ask, body: ResponsesBody, find_previous: FindTurn
-) -> tuple[Prompt, Kept | None, str | None]:
+    service: Service, turn_input: TurnInput, body: ResponsesBody, find_previous: FindTurn
+) -> tuple[Prompt, StoredResponse | None, str | None]:
     """What is to be read, and the response after whose session's text it comes.
 
     And the named state that the conversation begins with.
     """
     previous_id = body.previous_response_id
     if previous_id is None:
-        return await whole_prompt(service, ask), None, body.state
+        return await whole_prompt(service, turn_input), None, body.state
     try:
         previous = await find_previous(previous_id)
     except ResponseNotFound:
         raise PreviousNotFound(previous_id) from None
     state = previous.note.state
-    if previous.kept is not None and _can_go_on(ask, previous.kept):
-        following = await what_follows(service, ask, await _answer(previous.kept))
+    if previous.kept is not None and _can_go_on(turn_input, previous.kept):
+        following = await what_follows(service, turn_input, await _answer(previous.kept))
         if following is not None:
             return following, previous.kept, state
     before = await history(find_previous, previous)
-    return await whole_prompt(service, ask, before), None, state
+    return await whole_prompt(service, turn_input, before), None, state
 
 
-def _can_go_on(ask: Ask, kept: Kept) -> bool:
+def _can_go_on(turn_input: TurnInput, kept: StoredResponse) -> bool:
     """Whether the model was told the same before, and has read all that it was asked.
 
     Past thinking is for the template, which most often leaves it out: no state can forget it.
@@ -232,8 +234,8 @@ def _can_go_on(ask: Ask, kept: Kept) -> bool:
         return False
     if end is None or (end.finish_reason == "cancelled" and not end.usage.completion_tokens):
         return False
-    tools = [tool_object(tool) for tool in ask.tools]
-    told = (ask.instructions, tools, _must_call(kept.service, ask.variables))
+    tools = [tool_object(tool) for tool in turn_input.tools]
+    told = (turn_input.instructions, tools, _must_call(kept.service, turn_input.variables))
     return told == (note.fields["instructions"], note.tools, note.must_call)
 
 
@@ -242,7 +244,7 @@ def _must_call(service: Service, variables: Mapping[str, Any]) -> bool:
     return "tool_choice" in variables and "tool_choice" in service.chat_template.of(with_tools=True)
 
 
-async def _answer(kept: Kept) -> Answer:
+async def _answer(kept: StoredResponse) -> Answer:
     """The answer of a response that has ended, with its text where texts end the model's turns."""
     end = kept.keyed.finished
     assert end is not None, kept.note.id
@@ -257,7 +259,7 @@ async def _answer(kept: Kept) -> Answer:
     return Answer(tokens, "".join(texts) if with_text else None)
 
 
-async def _branch(source: Kept) -> str:
+async def _branch(source: StoredResponse) -> str:
     """A session like that of ``source`` was when its response had ended."""
     sessions, owner = source.service.sessions, source.owner
     session, end = source.keyed.session, source.keyed.finished

@@ -30,7 +30,7 @@ class ResponseNotFound(RequestError):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredResponse:
     """A response in a store: ``keyed`` is where its session and its events are."""
 
     service: Service
@@ -62,7 +62,7 @@ class Kept:
         ends = [index for index, event in enumerate(page) if isinstance(event, Finished)]
         return page[: ends[0] + 1] if ends else page
 
-    async def told(self) -> ResponseWriter:
+    async def replayed(self) -> ResponseWriter:
         """A writer that has had all events that there are, page by page in the thread for it."""
         writer = self.writer(SILENT)
         writer.write(self.started())
@@ -76,12 +76,12 @@ class Kept:
         """The response object as it is now, as JSON. Raises `QueueFull` as `LargeAnswers` does."""
         large = self.service.large_answers
         with large.reserve(self.owner, self.note.num_bytes):
-            writer = await self.told()
+            writer = await self.replayed()
             return await large.run(lambda: orjson.dumps(writer.response()))
 
     async def output(self) -> list[Json]:
         """The items that are written by now."""
-        output: list[Json] = (await self.told()).response()["output"]
+        output: list[Json] = (await self.replayed()).response()["output"]
         return output
 
 
@@ -90,10 +90,10 @@ def _write_all(writer: ResponseWriter, events: Sequence[TokenEvent | Finished]) 
         writer.write(event)
 
 
-async def find(services: Iterable[Service], owner: str, id: str) -> Kept:
+async def find(services: Iterable[Service], owner: str, id: str) -> StoredResponse:
     """The response called ``id``, whichever of ``services`` has it. Raises `ResponseNotFound`."""
     for service in services:
         keyed = await service.keys.find(owner, id)
         if keyed is not None and keyed.note is not None:
-            return Kept(service, owner, keyed, Note.unpacked(keyed.note))
+            return StoredResponse(service, owner, keyed, Note.unpacked(keyed.note))
     raise ResponseNotFound(id)

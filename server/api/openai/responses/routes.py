@@ -16,7 +16,7 @@ from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
 from server.api.openai.responses import answers_schema as answers
-from server.api.openai.responses.answers import KeptResponse, NewResponse, in_background
+from server.api.openai.responses.answers import NewResponse, ReplayedResponse, in_background
 from server.api.openai.responses.note import Json
 from server.api.openai.responses.preparing import (
     needs_sessions,
@@ -24,7 +24,7 @@ from server.api.openai.responses.preparing import (
     response_of_key,
     stored_previous,
 )
-from server.api.openai.responses.reading import Kept, ResponseNotFound, find
+from server.api.openai.responses.reading import ResponseNotFound, StoredResponse, find
 from server.api.openai.responses.schemas import Includes, ResponsesBody
 from server.api.routes.lookup import models_of, service_for
 from server.api.schemas.names import Label
@@ -73,7 +73,7 @@ async def create_response(request: Request) -> Response:
     if (done := await _done_before(service, owner, body)) is not None:
         if body.background and not body.stream:
             return LargeResponse(await done.response(), media_type="application/json")
-        return KeptResponse(done, bool(body.stream))
+        return ReplayedResponse(done, bool(body.stream))
     prepared = await prepare(service, owner, body, stored_previous(service, owner))
     if body.background and not body.stream:
         return Response(await in_background(prepared), media_type="application/json")
@@ -94,7 +94,7 @@ async def retrieve_response(
     kept = await _find(request, response_id)
     if query.stream:
         after = -1 if query.starting_after is None else query.starting_after
-        return KeptResponse(kept, True, after)
+        return ReplayedResponse(kept, True, after)
     if kept.keyed.finished is None:  # where the server does not begin again by itself
         await kept.service.sessions.go_on(kept.keyed.session, kept.owner)
     return LargeResponse(await kept.response(), media_type="application/json")
@@ -154,7 +154,7 @@ def _page(items: list[Json], limit: int) -> answers.InputItemList:
     }
 
 
-async def _done_before(service: Service, owner: str, body: ResponsesBody) -> Kept | None:
+async def _done_before(service: Service, owner: str, body: ResponsesBody) -> StoredResponse | None:
     """What was done under the body's key, if anything."""
     if body.idempotency_key is None:
         return None
@@ -172,7 +172,7 @@ async def _service_for(request: Request, body: ResponsesBody) -> Service:
     return service_for(request, body.model)
 
 
-async def _find(request: Request, id: str) -> Kept:
+async def _find(request: Request, id: str) -> StoredResponse:
     """The response, whose model is held until the request is answered."""
     services: Iterable[Service] = [each.service for each in models_of(request).versions]
     kept = await find(services, request.state.owner, id)

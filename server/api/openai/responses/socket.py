@@ -44,7 +44,7 @@ MAX_REMEMBERED = 16
 REMEMBERED_MESSAGES = 4
 
 
-class Remembered:
+class RecentTurns:
     """The last whole conversations, in at most ``max_bytes``; the oldest ones are forgotten."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -98,7 +98,7 @@ class ResponsesCodec:
         self._num_waiting_bytes = 0
         self._lanes: dict[str | None, deque[bytes]] = {}
         self._live: dict[str, LiveResponse] = {}
-        self._remembered = Remembered(REMEMBERED_MESSAGES * models.default.max_message_bytes)
+        self._remembered = RecentTurns(REMEMBERED_MESSAGES * models.default.max_message_bytes)
 
     # Server to client
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.api.openai.chat.continued import without
+from server.api.openai.chat.continued import PLACEHOLDER, without
 from server.api.openai.chat.conversation import Prompt, prompt_of
 from server.api.openai.chat.messages import (
     AssistantMessage,
@@ -22,7 +22,7 @@ from server.api.openai.chat.messages import (
 )
 from server.api.openai.responses.items import chat_messages
 from server.api.openai.responses.note import Json, Note
-from server.api.openai.responses.reading import Kept, ResponseNotFound
+from server.api.openai.responses.reading import ResponseNotFound, StoredResponse
 from server.errors import InvalidRequest, RequestError, invalid
 from server.models.service import Service
 
@@ -30,9 +30,6 @@ from server.models.service import Service
 MAX_TURNS = 4096
 #: Of what was said, as JSON: more than a chat template may write is of no use.
 MAX_BYTES = 8 << 20
-
-#: Stands for what was said. It ends in a letter, so that no token reaches beyond it.
-_SAID = "Thus it was said"
 
 
 class PreviousNotFound(RequestError):
@@ -55,7 +52,7 @@ class ResponseTurn:
 
     note: Note
     output: Callable[[], Awaitable[list[Json]]]
-    kept: Kept | None = None
+    kept: StoredResponse | None = None
 
 
 #: Finds a turn by its name. Raises `ResponseNotFound`.
@@ -63,7 +60,7 @@ FindTurn = Callable[[str], Awaitable[ResponseTurn]]
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class TurnInput:
     """What one turn asks: the new items, and what the model reads in addition.
 
     ``variables`` are for the template.
@@ -91,41 +88,43 @@ class Answer:
     text: str | None = None
 
 
-async def whole_prompt(service: Service, ask: Ask, before: Sequence[Json] = ()) -> Prompt:
+async def whole_prompt(
+    service: Service, turn_input: TurnInput, before: Sequence[Json] = ()
+) -> Prompt:
     """Everything, to be read from the beginning."""
     return await prompt_of(
         service,
-        ask.messages(before),
-        ask.tools or None,
-        template_kwargs=ask.variables,
+        turn_input.messages(before),
+        turn_input.tools or None,
+        template_kwargs=turn_input.variables,
         to_be_followed=True,
     )
 
 
-async def what_follows(service: Service, ask: Ask, answer: Answer) -> Prompt | None:
+async def what_follows(service: Service, turn_input: TurnInput, answer: Answer) -> Prompt | None:
     """What comes after ``answer``.
 
     None where this template writes it otherwise for the answer that it has seen.
     """
     stub: list[ChatMessage] = [
-        *_instructions(ask.instructions),
-        UserMessage(role="user", content=_SAID),
+        *_instructions(turn_input.instructions),
+        UserMessage(role="user", content=PLACEHOLDER),
     ]
-    said_it = AssistantMessage(role="assistant", content=_SAID)
-    tools = ask.tools or None
+    said_it = AssistantMessage(role="assistant", content=PLACEHOLDER)
+    tools = turn_input.tools or None
     try:
         asked = (await prompt_of(service, stub, tools)).ids
         open_end = await prompt_of(
             service, [*stub, said_it], tools, False, continue_final_message=True
         )
-        messages = [*stub, said_it, *chat_messages(ask.items)]
-        following = await prompt_of(service, messages, tools, template_kwargs=ask.variables)
+        messages = [*stub, said_it, *chat_messages(turn_input.items)]
+        following = await prompt_of(service, messages, tools, template_kwargs=turn_input.variables)
     except InvalidRequest:
         return None  # the true conversation may be one that it accepts
     said = open_end.ids
     head, text = _spelled(service, asked), _spelled(service, said)
-    space = text[len(head) :].removesuffix(_SAID.encode())
-    begins_alike = text == head + space + _SAID.encode() and not space.strip()
+    space = text[len(head) :].removesuffix(PLACEHOLDER.encode())
+    begins_alike = text == head + space + PLACEHOLDER.encode() and not space.strip()
     if not begins_alike or following.ids[: len(said)] != said:
         return None
     new = _behind(service, answer, space, following.ids[len(said) :])

@@ -16,8 +16,8 @@ from server.api.openai.responses.note import Json, Note
 from server.api.openai.responses.turns import (
     MAX_BYTES,
     Answer,
-    Ask,
     ResponseTurn,
+    TurnInput,
     history,
     what_follows,
     whole_prompt,
@@ -53,7 +53,7 @@ STRICT = ENDED + "{% if messages[-1].role == 'tool' %}{{ raise_exception('no') }
 ITEMS = [
     {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "more"}]},
 ]
-ASK = Ask(ITEMS, None, ())
+ASK = TurnInput(ITEMS, None, ())
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ async def test_text_is_that_of_the_whole_conversation(services: dict[str, Servic
     ]
     service = services["ended"]
     whole = await whole_prompt(service, ASK, said)
-    begun = await whole_prompt(service, Ask(said[:1], None, ()))
+    begun = await whole_prompt(service, TurnInput(said[:1], None, ()))
     following = await what_follows(service, ASK, Answer([]))
     assert following is not None
     assert whole.ids == [*begun.ids, ord("a"), *following.ids]
@@ -114,14 +114,14 @@ async def test_template_that_writes_an_answer_otherwise_later_must_read_it_all(
     services: dict[str, Service], name: str
 ) -> None:
     tool = FunctionTool(type="function", function=FunctionDefinition(name="f"))
-    assert await what_follows(services[name], Ask(ITEMS, None, (tool,)), Answer([])) is None
+    assert await what_follows(services[name], TurnInput(ITEMS, None, (tool,)), Answer([])) is None
 
 
 async def test_template_that_refuses_a_stand_in_must_read_it_all(
     services: dict[str, Service],
 ) -> None:
     output = {"type": "function_call_output", "call_id": "c", "output": "o"}
-    assert await what_follows(services["strict"], Ask([output], None, ()), Answer([])) is None
+    assert await what_follows(services["strict"], TurnInput([output], None, ()), Answer([])) is None
 
 
 @pytest.mark.parametrize(
