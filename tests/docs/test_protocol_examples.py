@@ -22,6 +22,7 @@ from server.api.frames import (
     resumed_frame,
 )
 from server.api.openai.bodies import CompletionBody
+from server.api.openai.completions.parts import Completion
 from server.api.openai.completions.writer import CompletionWriter
 from server.api.schemas.frame_models import AnyFrame
 from server.api.schemas.parse import parse_body, parse_message
@@ -37,7 +38,6 @@ from server.api.schemas.requests import (
 )
 from server.api.schemas.responses import (
     Appended,
-    Completion,
     Forked,
     ModelList,
     SessionAnswer,

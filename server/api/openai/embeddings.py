@@ -12,16 +12,17 @@ import math
 import secrets
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 import orjson
 from fastapi import APIRouter, Request, Response
+from typing_extensions import TypedDict
 
 from server.api.completion import LastEventsWriter, ended
 from server.api.openai.bodies import EmbeddingsBody, prompts_in
 from server.api.openai.writer import written_list
 from server.api.request_answer import JsonAnswer
 from server.api.routes.lookup import service_for
-from server.api.schemas import responses as answers
 from server.api.schemas.openapi import ERRORS, body_schema
 from server.api.schemas.parse import body_of
 from server.api.translate import prompt_tokens
@@ -33,9 +34,33 @@ from server.models.large_answers import FLOAT_BYTES
 router = APIRouter()
 
 
+class EmbeddingAnswer(TypedDict):
+    """A unit vector, or its numbers of 32 bits in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(TypedDict):
+    """Tokens that were fed."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(TypedDict):
+    """A vector for each input."""
+
+    object: Literal["list"]
+    data: list[EmbeddingAnswer]
+    model: str
+    usage: EmbeddingUsage
+
+
 @router.post(
     "/v1/embeddings",
-    response_model=answers.Embeddings,
+    response_model=Embeddings,
     responses=ERRORS,
     openapi_extra=body_schema(EmbeddingsBody),
 )
@@ -69,8 +94,8 @@ def _whole(
     """The answer, vector by vector."""
     ends = [ended(lasts[each.request_id]) for each in requests]
     num_tokens = sum(end.usage.prompt_tokens for end in ends)
-    usage: answers.EmbeddingUsage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    answer: answers.Embeddings = {"object": "list", "data": [], "model": model, "usage": usage}
+    usage: EmbeddingUsage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    answer: Embeddings = {"object": "list", "data": [], "model": model, "usage": usage}
     vectors = (
         {"object": "embedding", "index": index, "embedding": _vector(end, as_text)}
         for index, end in enumerate(ends)

@@ -10,10 +10,11 @@ import asyncio
 import math
 import secrets
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 from fastapi import APIRouter, Request, Response
+from typing_extensions import TypedDict
 
 from server.api.completion import LastEventsWriter, ended, total_usage, usage_object
 from server.api.openai.bodies import ScoreBody
@@ -21,9 +22,9 @@ from server.api.openai.logprobs import BLOCK_TOKENS, JsonList, Top, finite
 from server.api.openai.writer import written_list
 from server.api.request_answer import JsonAnswer
 from server.api.routes.lookup import service_for
-from server.api.schemas import responses as answers
 from server.api.schemas.openapi import ERRORS, body_schema
 from server.api.schemas.parse import body_of
+from server.api.schemas.responses import UsageAnswer
 from server.api.translate import prompt_tokens
 from server.engine.types import Event, Finished
 from server.engine.types import Request as EngineRequest
@@ -34,9 +35,32 @@ from server.models.service import Service
 router = APIRouter()
 
 
+class ScoreAnswer(TypedDict):
+    """How likely a continuation is; ``top_logprobs`` has pairs of an id and its value."""
+
+    object: Literal["score"]
+    index: int
+    logprob: float
+    num_tokens: int
+    is_greedy: bool
+    tokens: list[int]
+    token_logprobs: list[float]
+    top_logprobs: list[list[tuple[int, float]]] | None
+
+
+class Scores(TypedDict):
+    """How likely each continuation is."""
+
+    id: str
+    object: Literal["list"]
+    model: str
+    data: list[ScoreAnswer]
+    usage: UsageAnswer
+
+
 @router.post(
     "/v1/score",
-    response_model=answers.Scores,
+    response_model=Scores,
     responses=ERRORS,
     openapi_extra=body_schema(ScoreBody),
 )
@@ -82,7 +106,7 @@ def _whole(
 ) -> Iterator[bytes]:
     """The answer, continuation by continuation."""
     ends = [ended(lasts[id]) for id in engine_request.ids]
-    answer: answers.Scores = {
+    answer: Scores = {
         "id": engine_request.request_id,
         "object": "list",
         "model": model,

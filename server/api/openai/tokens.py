@@ -8,6 +8,7 @@ from functools import partial
 
 import orjson
 from fastapi import APIRouter, Request, Response
+from typing_extensions import TypedDict
 
 from model.tokenizer import Tokenizer
 from server.api.openai.bodies import DetokenizeBody, TokenizeBody
@@ -15,7 +16,6 @@ from server.api.openai.chat.conversation import prompt_of
 from server.api.openai.chat.reasoning import reasoning_of
 from server.api.openai.logprobs import JsonList, TokenNames
 from server.api.routes.lookup import service_for
-from server.api.schemas import responses as answers
 from server.api.schemas.openapi import ERRORS, KEY_ERRORS, body_schema
 from server.api.schemas.parse import body_of
 from server.api.streaming import json_response
@@ -35,9 +35,40 @@ _OF_MESSAGES = (
 )
 
 
+class Tokenized(TypedDict):
+    """Token ids; ``max_model_len`` is what one request may have."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(TypedDict):
+    """The text of token ids."""
+
+    prompt: str
+
+
+class TokenizerInfo(TypedDict):
+    """What `tokenizer_config.json` says elsewhere."""
+
+    tokenizer_class: str
+    vocab_size: int
+    bos_token: str | None
+    bos_token_id: int
+    eos_token: str | None
+    eos_token_id: int
+    pad_token: str | None
+    unk_token: str | None
+    additional_special_tokens: list[str]
+    add_bos_token: bool
+    chat_template: str | None
+
+
 @router.post(
     "/tokenize",
-    response_model=answers.Tokenized,
+    response_model=Tokenized,
     responses=ERRORS,
     openapi_extra=body_schema(TokenizeBody),
 )
@@ -99,7 +130,7 @@ async def _ids(service: Service, body: TokenizeBody) -> list[int]:
 
 @router.post(
     "/detokenize",
-    response_model=answers.Detokenized,
+    response_model=Detokenized,
     responses=ERRORS,
     openapi_extra=body_schema(DetokenizeBody),
 )
@@ -109,7 +140,7 @@ async def detokenize(request: Request) -> Response:
     service = service_for(request, body.model)
     check_ids(service, body.tokens, "tokens")
     text = await service.large_answers.run(lambda: _text_of(service.tokenizer, body.tokens))
-    answer: answers.Detokenized = {"prompt": text}
+    answer: Detokenized = {"prompt": text}
     return json_response(answer)
 
 
@@ -122,12 +153,12 @@ def _text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     return b"".join(data).decode(errors="replace")
 
 
-@router.get("/tokenizer_info", response_model=answers.TokenizerInfo, responses=KEY_ERRORS)
+@router.get("/tokenizer_info", response_model=TokenizerInfo, responses=KEY_ERRORS)
 async def tokenizer_info(request: Request) -> Response:
     """What `tokenizer_config.json` says elsewhere."""
     service = service_for(request)
     model, names = service.model, service.tokenizer.special_names
-    answer: answers.TokenizerInfo = {
+    answer: TokenizerInfo = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "vocab_size": service.tokenizer.vocab_size,
         "bos_token": names.get(model.bos_token_id),

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 from io import StringIO
-from typing import Any
+from typing import Any, Literal, NotRequired
 
 import orjson
+from typing_extensions import TypedDict
 
 from server.api.openai.logprobs import (
     Columns,
@@ -23,7 +24,54 @@ from server.api.openai.logprobs import (
 )
 from server.api.openai.writer import WrittenChoice
 from server.api.schemas.requests import StreamOptions
+from server.api.schemas.responses import PromptUsage
 from server.engine.types import Finished, Request, Scored, TokenEvent
+
+
+class LegacyLogprobsAnswer(TypedDict):
+    """OpenAI's: of each token its text, its log-probability, those of others, and its place."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class RankedLogprob(TypedDict):
+    """vLLM's; the rank is known of the most probable tokens alone."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+class Choice(TypedDict):
+    """A text."""
+
+    index: int
+    text: str
+    logprobs: LegacyLogprobsAnswer | None
+    finish_reason: Literal["stop", "length", "cancelled"]
+    prompt_logprobs: NotRequired[list[dict[str, RankedLogprob] | None]]
+    prompt_token_ids: NotRequired[list[int]]
+    token_ids: NotRequired[list[int]]
+
+
+class Completion(TypedDict):
+    """OpenAI's ``text_completion``, with the session, the seed and the position.
+
+    ``position`` is null where there are several prompts, ``seed`` where nothing is generated.
+    """
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: PromptUsage
+    session: str | None
+    seed: int | None
+    position: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Request, Response
 
 from server.api.openai.bodies import CompletionBody, prompts_in
-from server.api.openai.completions.parts import Shown
+from server.api.openai.completions.parts import Completion, Shown
 from server.api.openai.completions.writer import CompletionWriter
 from server.api.openai.logprobs import TokenNames
 from server.api.request_answer import JsonAnswer, SseAnswer
 from server.api.routes.lookup import service_with
-from server.api.schemas import responses as answers
 from server.api.schemas.openapi import ERRORS, EVENT_STREAM, body_schema
 from server.api.schemas.parse import body_of
 from server.api.translate import drawn_seed, generate_request
@@ -34,7 +33,7 @@ router = APIRouter()
 
 @router.post(
     "/v1/completions",
-    response_model=answers.Completion,
+    response_model=Completion,
     response_model_exclude_unset=True,
     responses=ERRORS | EVENT_STREAM,
     openapi_extra=body_schema(CompletionBody),
