@@ -6,7 +6,6 @@ It is read here and nowhere else.
 from __future__ import annotations
 
 import ipaddress
-import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -25,7 +24,6 @@ from model.checkpoint_files import Lora
 from server.config.environment import ENVIRONMENT, state_folder, variables_of
 from server.config.errors import ConfigError, explain
 from server.config.file import ConfigFileError, read_config_file
-from server.config.sizes import parse_bytes
 from server.config.sources import (
     MODEL_NAME,
     ModelSource,
@@ -35,6 +33,17 @@ from server.config.sources import (
     model_source,
     state_file,
     state_source,
+)
+from server.config.values import (
+    ByteCount,
+    Hosts,
+    Keys,
+    Networks,
+    Origins,
+    Paths,
+    Reasoning,
+    Replicas,
+    split,
 )
 
 MIB = 1 << 20
@@ -54,7 +63,7 @@ class ServerConfig(BaseModel):
     model: tuple[ModelSource, ...] = (ModelSource(DEFAULT_NAME, None),)
     served_model_name: str | None = Field(default=None, pattern=f"^{MODEL_NAME}$")
     tokenizer: Path | None = None
-    lora: tuple[Path, ...] = ()
+    lora: Paths = ()
     lora_alpha: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     #: None: no model can be loaded at run time.
     model_dir: Path | None = None
@@ -68,14 +77,14 @@ class ServerConfig(BaseModel):
 
     #: "on", "off", "template" (what that does by itself) or a maximum of tokens, for chats with
     #: models that think; None is the default of the family, or else of the template.
-    reasoning: str | None = None
+    reasoning: Reasoning = None
 
     #: The state pool has so many slots, or so many bytes: at most one of the two is set.
     max_sessions: int | None = Field(default=None, ge=1)
-    state_memory: int | None = Field(default=None, ge=1)
+    state_memory: ByteCount | None = Field(default=None, ge=1)
     #: Bytes of states outside the pool, as is `prefix_cache`. Bounds of memory and of the store are
     #: those of each model.
-    sleep_memory: int = Field(default=256 * MIB, ge=0)
+    sleep_memory: ByteCount = Field(default=256 * MIB, ge=0)
     #: Requests that are admitted and not yet running.
     max_waiting: int = Field(default=256, ge=0)
     session_ttl_s: float = Field(default=900.0, gt=0, allow_inf_nan=False)
@@ -84,13 +93,13 @@ class ServerConfig(BaseModel):
     #: folder of the user's in the place of None.
     store: str | None = Field(default=None, repr=False)
     durability: Literal["full", "relaxed"] = "full"
-    store_size: int | None = Field(default=None, ge=MIB)
+    store_size: ByteCount | None = Field(default=None, ge=MIB)
     retention_s: float = Field(default=30 * 86_400.0, gt=0, allow_inf_nan=False)
     max_detached_tokens: int = Field(default=4096, ge=0)
     continue_on_start: bool = False
     trust_unsigned_state: bool = False
-    prefix_cache: int = Field(default=64 * MIB, ge=0)
-    prefix_disk: int = Field(default=0, ge=0)
+    prefix_cache: ByteCount = Field(default=64 * MIB, ge=0)
+    prefix_disk: ByteCount = Field(default=0, ge=0)
 
     max_prompt_tokens: int | None = Field(default=None, ge=1)
     max_tokens_limit: int = Field(default=1_000_000, ge=1)
@@ -105,7 +114,7 @@ class ServerConfig(BaseModel):
     #: Events that wait for one slow reader.
     max_queued_events: int = Field(default=2048, ge=16)
     #: Bytes that a store in memory keeps.
-    store_memory: int = Field(default=256 * MIB, ge=MIB)
+    store_memory: ByteCount = Field(default=256 * MIB, ge=MIB)
     max_log_tokens: int = Field(default=1_000_000, ge=4096)
     save_interval_tokens: int = Field(default=1024, ge=16)
     #: Named states that a model's store has in addition to the files in `state`.
@@ -117,18 +126,18 @@ class ServerConfig(BaseModel):
     store_objects: str | None = Field(default=None, repr=False)
     signing_key: str | None = Field(default=None, min_length=16, repr=False)
 
-    api_keys: tuple[str, ...] = Field(default=(), repr=False)
-    admin_keys: tuple[str, ...] = Field(default=(), repr=False)
+    api_keys: Keys = Field(default=(), repr=False)
+    admin_keys: Keys = Field(default=(), repr=False)
     keys_file: Path | None = None
-    allowed_origins: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] = ()
-    trusted_proxies: tuple[str, ...] = ()
+    allowed_origins: Origins = ()
+    allowed_hosts: Hosts = ()
+    trusted_proxies: Networks = ()
     drain_timeout_s: float = Field(default=10.0, ge=0, allow_inf_nan=False)
     retire_timeout_s: float = Field(default=3600.0, ge=0, allow_inf_nan=False)
 
     ray: bool = False
     ray_address: str | None = None
-    replicas: str = "1"
+    replicas: Replicas = "1"
     target_streams: int = Field(default=64, ge=1)
     scale_down_delay_s: float = Field(default=300.0, ge=0, allow_inf_nan=False)
     session_tag: str = Field(default="", pattern=r"^(?:[0-9a-f]{8})?$")
@@ -138,20 +147,11 @@ class ServerConfig(BaseModel):
     access_log: bool = False
     otel_endpoint: str | None = None
 
-    @field_validator(
-        *("state_memory", "store_memory", "store_size", "sleep_memory", "prefix_cache"),
-        "prefix_disk",
-        mode="before",
-    )
-    @classmethod
-    def _size(cls, value: object) -> object:
-        return parse_bytes(value) if isinstance(value, str) else value
-
     @field_validator("model", mode="before")
     @classmethod
     def _sources(cls, value: object) -> object:
         """``name=source`` or ``source``, once or several times, with commas in a variable."""
-        value = _split(value)
+        value = split(value)
         if not isinstance(value, tuple) or not all(isinstance(part, str) for part in value):
             return value
         return bundled_named(tuple(map(model_source, value)))
@@ -171,68 +171,10 @@ class ServerConfig(BaseModel):
     @classmethod
     def _states(cls, value: object) -> object:
         """``name=file`` or ``model/name=file``, with commas between several in a variable."""
-        value = _split(value)
+        value = split(value)
         if not isinstance(value, tuple) or not all(isinstance(part, str) for part in value):
             return value
         return tuple(map(state_source, value))
-
-    @field_validator(
-        *("api_keys", "admin_keys", "allowed_origins", "allowed_hosts", "trusted_proxies"),
-        "lora",
-        mode="before",
-    )
-    @classmethod
-    def _commas(cls, value: object) -> object:
-        return _split(value)
-
-    @field_validator("api_keys", "admin_keys")
-    @classmethod
-    def _printable_keys(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if any(not key or not key.isascii() or not key.isprintable() for key in value):
-            raise ValueError("a key must be printable ASCII and not empty")
-        return value
-
-    @field_validator("allowed_origins")
-    @classmethod
-    def _bare_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if any(not re.fullmatch(r"\*|https?://[^/\s]+", origin) for origin in value):
-            raise ValueError("an origin is scheme://host[:port] without a path, or *")
-        return value
-
-    @field_validator("allowed_hosts")
-    @classmethod
-    def _bare_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if any(not re.fullmatch(r"\*|[A-Za-z0-9._-]+", host, re.ASCII) for host in value):
-            raise ValueError("a host is a name without a port, or *")
-        return value
-
-    @field_validator("trusted_proxies")
-    @classmethod
-    def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        try:
-            for network in value:
-                ipaddress.ip_network(network, strict=False)
-        except ValueError:
-            raise ValueError("a proxy is an address, or a network such as 10.0.0.0/8") from None
-        return value
-
-    @field_validator("reasoning", mode="before")
-    @classmethod
-    def _on_off_or_tokens(cls, value: object) -> str | None:
-        if value is None:
-            return None
-        text = str(value)  # a file may have a number
-        if not re.fullmatch(r"on|off|template|[1-9]\d{0,8}", text, re.ASCII):
-            raise ValueError("must be on, off, template, or the most tokens that a model may think")
-        return text
-
-    @field_validator("replicas")
-    @classmethod
-    def _range_of_replicas(cls, value: str) -> str:
-        found = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", value, re.ASCII)
-        if found is None or not 1 <= int(found[1]) <= int(found[2] or found[1]):
-            raise ValueError("must be a number of replicas, or MIN-MAX")
-        return value
 
     @model_validator(mode="after")
     def _one_capacity(self) -> Self:
@@ -328,13 +270,6 @@ class ServerConfig(BaseModel):
             store = "/".join([state_folder(environment), "everstream", *unnamed])
             config = config.model_copy(update={"store": store})
         return config._completed()
-
-
-def _split(value: object) -> object:
-    """A variable holds several values with commas between them."""
-    if not isinstance(value, str):
-        return value
-    return tuple(part.strip() for part in value.split(",") if part.strip())
 
 
 def is_loopback(host: str) -> bool:

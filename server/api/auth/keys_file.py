@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from model.files import FileError, open_file, read_all
 from server.api.auth.scopes import Scope
-from server.config.sizes import parse_bytes
+from server.config.values import ByteCount
 
 logger = logging.getLogger("everstream.keys")
 
@@ -46,10 +46,6 @@ class _Table(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
-def _bytes(value: object) -> object:
-    return parse_bytes(value) if isinstance(value, str) else value
-
-
 Count = Annotated[int, Field(ge=1, le=2**53)]
 CountOrNone = Annotated[int, Field(ge=0, le=2**53)]
 
@@ -66,7 +62,7 @@ class Limits(_Table):
     max_running: Count | None = None
     max_connections: Count | None = None
     max_sessions: CountOrNone | None = None
-    max_stored_bytes: Annotated[CountOrNone | None, BeforeValidator(_bytes)] = None
+    max_stored_bytes: Annotated[ByteCount, Field(ge=0, le=2**53)] | None = None
 
 
 class KeyEntry(_Table):

@@ -11,8 +11,8 @@ from model.checkpoint_files import Lora
 from server.cli.main import app
 from server.config.errors import VARIABLE_ONLY, ConfigError, flag_of
 from server.config.settings import SHARED_SAVE_INTERVAL, ServerConfig
-from server.config.sizes import parse_bytes
 from server.config.sources import ModelSource, StateFile
+from server.config.values import parse_bytes
 
 
 @pytest.mark.parametrize(
