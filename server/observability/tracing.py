@@ -1,7 +1,7 @@
-"""Traces: the interface of a tracer and its spans, the one that does nothing, and how it is opened.
+"""Traces: the interface of a tracer and its spans, and the tracer that does nothing.
 
-`server.observability.otel` exports spans, and is imported only where that is asked for. No span
-holds a prompt, a generated text or a key.
+`server.observability.otel` exports spans; `server.observability.tracer` chooses between the two.
+No span holds a prompt, a generated text or a key.
 """
 
 from __future__ import annotations
@@ -75,28 +75,3 @@ _off = _Off()
 OFF: Tracer = _off
 #: For what has no span, among others that have one.
 NO_SPAN: GenerationSpan = _off
-
-
-EXTRA = "otel"
-
-
-class TracingError(Exception):
-    """Traces cannot be sent as asked for."""
-
-
-def open_tracer(endpoint: str | None, version: str) -> Tracer:
-    """A tracer that sends to ``endpoint``, the base URL of an OTLP collector; `OFF` for None.
-
-    ``version`` is the server's. Raises `TracingError`.
-    """
-    if endpoint is None:
-        return OFF
-    if not endpoint.startswith(("http://", "https://")):
-        raise TracingError("--otel-endpoint: must be a URL that begins with http:// or https://")
-    try:
-        from server.observability.otel import connect
-    except ImportError as error:
-        raise TracingError(
-            f"--otel-endpoint needs OpenTelemetry: pip install 'everstream[{EXTRA}]'"
-        ) from error
-    return connect(endpoint, version)

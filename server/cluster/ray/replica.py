@@ -21,7 +21,7 @@ from server.models.factory import build_models
 from server.models.registry import Models
 from server.models.storage import Shared
 from server.observability.logs import configure as configure_logs
-from server.observability.tracing import open_tracer
+from server.observability.tracer import open_tracer
 
 logger = logging.getLogger("everstream.replica")
 
