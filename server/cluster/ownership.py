@@ -20,6 +20,7 @@ from server.errors import RequestError
 from server.runtime.async_engine import AsyncEngine
 from server.runtime.commands import Absent
 from server.sessions.ownership import AttachedElsewhere, Handover, Owned
+from server.store.base import Store
 from server.store.errors import OwnedElsewhere
 from server.store.postgres.store import PostgresStore
 
@@ -165,8 +166,13 @@ class PostgresOwnership:
 
     async def _tell(self, key: int, message: dict[str, Any]) -> None:
         text = orjson.dumps(message).decode()
-        await self._async_engine.ask_store(lambda _: self._store.tell(key, text))
+        await self._ask(lambda store: store.tell(key, text))
 
     async def _ask(self, ask: Callable[[PostgresStore], R], *, always: bool = False) -> R:
         """On the store thread, in turn with what the engine records."""
-        return await self._async_engine.ask_store(lambda _: ask(self._store), always=always)
+
+        def ask_shared(store: Store) -> R:
+            assert isinstance(store, PostgresStore), store
+            return ask(store)
+
+        return await self._async_engine.ask_store(ask_shared, always=always)

@@ -17,8 +17,7 @@ from server.engine.engine import Engine, EngineConfig
 from server.engine.native_runner import NativeRunner
 from server.engine.runner import Runner
 from server.engine.state_pool import StatePool
-from server.models.loading import loading
-from server.models.suspicious import WatchedWeights
+from server.models.loading import WatchedWeights, loading
 
 logger = logging.getLogger("everstream.backend")
 

@@ -1,17 +1,29 @@
-"""What is shown while the weights of a large model are loaded."""
+"""The loading of weights: its progress is shown, and numbers that no training leaves are reported.
+
+A file may be whole and its numbers broken all the same, by a conversion or on the disk where it
+was trained. The model then loads, and writes nonsense or nothing.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TextIO
+
+import numpy as np
+
+from model.tensor_spec import Shape
+from model.weights import Array, StoredWeights, shape_in
 
 logger = logging.getLogger("everstream.loading")
 
 #: Weights of which nothing is shown: they load in a second or so.
 FEW = 100_000_000
+
+NOT_FINITE = "has numbers that are not finite"
+ZEROS = "is the weight of a norm and is zero everywhere"
 
 Progress = Callable[[int], None]
 
@@ -54,3 +66,63 @@ def _lines(num_weights: int) -> Progress:
             logger.info("loading the weights: %d%%", 25 * quarters)
 
     return progress
+
+
+class WatchedWeights(StoredWeights):
+    """``weights``, of which each tensor is looked at when it is read."""
+
+    def __init__(self, weights: Mapping[str, Array]) -> None:
+        self._weights = weights
+        self._found: dict[str, str] = {}
+
+    def log(self, logger: logging.Logger) -> None:
+        """Warns of what was found in those that were read, with the name of the first tensor."""
+        for name, what in list(self._found.items())[:1]:
+            more = f" ({len(self._found)} such tensors)" if len(self._found) > 1 else ""
+            logger.warning("%s %s%s: the model's file may be damaged", name, what, more)
+
+    def __getitem__(self, name: str) -> Array:
+        return self._seen(name, self._weights[name])
+
+    def rows(self, name: str, begin: int, end: int | None) -> Array:
+        if isinstance(self._weights, StoredWeights):
+            return self._seen(name, self._weights.rows(name, begin, end))
+        return self._seen(name, self._weights[name][begin:end])
+
+    def _seen(self, name: str, rows: Array) -> Array:
+        """One pass: the sum of squares is finite and not zero in a good tensor."""
+        with np.errstate(all="ignore"):
+            flat = rows.reshape(-1)
+            squares = np.dot(flat, flat)
+        if not np.isfinite(squares) and not np.isfinite(flat).all():
+            self._found[name] = NOT_FINITE
+        elif squares == 0 and "norm" in name and name.endswith("weight") and not flat.any():
+            self._found[name] = ZEROS
+        return rows
+
+    def release(self) -> None:
+        if isinstance(self._weights, StoredWeights):
+            self._weights.release()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._weights
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def shape(self, name: str) -> Shape:
+        return shape_in(self._weights, name)
+
+    def is_float(self, name: str) -> bool:
+        if isinstance(self._weights, StoredWeights):
+            return self._weights.is_float(name)
+        return self._weights[name].dtype.kind == "f"
+
+    @property
+    def stored_dtype(self) -> str:
+        if isinstance(self._weights, StoredWeights):
+            return self._weights.stored_dtype
+        return "float32"

@@ -1,13 +1,19 @@
-"""A large model says how far its loading is; a small one says nothing."""
+"""Loading says how far it is with a large model, and warns of broken weights; else nothing."""
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import logging
+from typing import Any, Literal
 
+import numpy as np
 import pytest
 
-from server.models.loading import FEW, loading
+from model.checkpoint import Checkpoint
+from server.models.backend import open_backend
+from server.models.loading import FEW, NOT_FINITE, ZEROS, loading
+from tests.tiny import tiny_checkpoint
 
 
 class Terminal(io.StringIO):
@@ -42,3 +48,50 @@ def test_small_model_shows_nothing(caplog: pytest.LogCaptureFixture) -> None:
         progress(FEW)
     assert stream.getvalue() == ""
     assert caplog.messages == []
+
+
+BACKENDS = ("native", "torch")
+Backend = Literal["native", "torch"]
+NORM, UP = "blocks.1.mlp_norm.weight", "blocks.0.mlp.up.weight"
+
+
+def with_weights(changed: dict[str, Any]) -> Checkpoint:
+    checkpoint = tiny_checkpoint()
+    weights = {name: np.array(checkpoint.weights[name]) for name in checkpoint.weights}
+    for name, (place, value) in changed.items():
+        weights[name][place] = value
+    return dataclasses.replace(checkpoint, weights=weights)
+
+
+def warnings(
+    checkpoint: Checkpoint, backend: Backend, caplog: pytest.LogCaptureFixture
+) -> list[str]:
+    with caplog.at_level(logging.WARNING, "everstream"):
+        open_backend(checkpoint, backend, "float32", 1)
+    return [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({UP: ((3, 5), np.nan)}, f"{UP} {NOT_FINITE}: the model's file may be damaged"),
+        ({UP: ((0, 0), np.inf)}, f"{UP} {NOT_FINITE}:"),
+        ({UP: ((-1, -1), -np.inf)}, f"{UP} {NOT_FINITE}:"),
+        ({NORM: (slice(None), 0.0)}, f"{NORM} {ZEROS}:"),
+        ({UP: ((0, 0), np.nan), NORM: (slice(None), 0.0)}, "(2 such tensors)"),
+    ],
+    ids=["NaN", "infinity", "minus infinity", "zero norm", "two"],
+)
+def test_suspicious_tensor_is_named_once(
+    backend: Backend, changed: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (warning,) = warnings(with_weights(changed), backend, caplog)
+    assert words in warning
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_good_weights_are_not_warned_of(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
+    """Nor are large ones, zeros elsewhere, and a norm that is zero in a part."""
+    changed = {UP: ((0, 0), 1e30), NORM: (slice(4), 0.0), "blocks.0.mlp.down.weight": (..., 0.0)}
+    assert warnings(with_weights(changed), backend, caplog) == []
