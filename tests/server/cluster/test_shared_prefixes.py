@@ -7,12 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-import numpy as np
 import psycopg
 import pytest
 
-from server.engine.prefix_cache import Evicted, keys
-from server.engine.value import StateBlock
 from server.store.base import Identity
 from server.store.files import Chunk
 from server.store.object_storage.objects import Connection, Objects, TableObjects
@@ -24,11 +21,9 @@ from server.store.postgres.shared_prefixes import SharedLimits, SharedPrefixes
 from server.store.state_file import encode_state
 from tests.postgres import Postgres
 from tests.s3_server import S3Server
+from tests.server.store.prefixes import IDENTITY, TEXT, found, new
 
 SCHEMA = "everstream_test"
-STATE_BYTES = 64
-IDENTITY = Identity("model", "tokenizer", "native", "float32", STATE_BYTES, "layout")
-TEXT = tuple(range(300))
 
 
 class Clock:
@@ -160,25 +155,6 @@ def replicas(request: pytest.FixtureRequest, database_url: str, s3: S3Server) ->
     made = Replicas(database_url, s3 if request.param == "s3" else None)
     yield made
     made.close()
-
-
-def new(
-    length: int,
-    fill: int = 1,
-    owner: str = "a",
-    text: tuple[int, ...] = TEXT,
-    kept: bool = False,
-) -> Evicted:
-    (key,) = keys(owner, text[:length], (length,))
-    return Evicted(owner, key, length, StateBlock(np.full(STATE_BYTES, fill, np.uint8)), kept)
-
-
-def found(
-    replica: SharedPrefixes, owner: str = "a", text: tuple[int, ...] = TEXT
-) -> tuple[int, int]:
-    """Tokens and fill byte of what is found; zeros for nothing."""
-    hit = replica.find(owner, text)
-    return (0, 0) if hit is None else (hit.num_tokens, int(hit.block.data[0]))
 
 
 def test_what_one_replica_puts_another_finds(replicas: Replicas) -> None:

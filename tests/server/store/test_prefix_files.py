@@ -5,72 +5,51 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from server.engine.prefix_cache import Evicted, keys
-from server.engine.value import StateBlock
 from server.store.base import Identity
 from server.store.files import DiskFiles
 from server.store.sqlite.prefix_files import PrefixFiles
-
-STATE_BYTES = 64
-IDENTITY = Identity("model", "tokenizer", "native", "float32", STATE_BYTES, "layout")
-TEXT = tuple(range(300))
+from tests.server.store.prefixes import IDENTITY, STATE_BYTES, TEXT, found, new
 
 
 def files(path: Path, num: int = 8, identity: Identity = IDENTITY) -> PrefixFiles:
     return PrefixFiles(path, DiskFiles(), identity, num * STATE_BYTES)
 
 
-def state(fill: int) -> StateBlock:
-    return StateBlock(np.full(STATE_BYTES, fill, np.uint8))
-
-
-def evicted(length: int, fill: int, owner: str = "a", text: tuple[int, ...] = TEXT) -> Evicted:
-    (key,) = keys(owner, text[:length], (length,))
-    return Evicted(owner, key, length, state(fill))
-
-
-def found(tier: PrefixFiles, owner: str = "a", text: tuple[int, ...] = TEXT) -> tuple[int, int]:
-    """Tokens and fill byte of what is found; zeros for nothing."""
-    hit = tier.find(owner, text)
-    return (0, 0) if hit is None else (hit.num_tokens, int(hit.block.data[0]))
-
-
 def test_longest_beginning_is_found(tmp_path: Path) -> None:
     tier = files(tmp_path)
-    tier.put([evicted(128, 1), evicted(256, 2), evicted(300, 3)])
+    tier.put([new(128, 1), new(256, 2), new(300, 3)])
     assert found(tier) == (256, 2)  # all 300 would leave nothing to feed
     assert found(files(tmp_path), text=TEXT[:200]) == (128, 1)
 
 
 def test_entry_outlives_the_process(tmp_path: Path) -> None:
-    files(tmp_path).put([evicted(128, 1)])
+    files(tmp_path).put([new(128, 1)])
     assert found(files(tmp_path)) == (128, 1)
 
 
 def test_another_owner_or_text_finds_nothing(tmp_path: Path) -> None:
     tier = files(tmp_path)
-    tier.put([evicted(128, 1)])
+    tier.put([new(128, 1)])
     assert found(tier, owner="b") == (0, 0)
     assert found(tier, text=(7, *TEXT[1:])) == (0, 0)
 
 
 def test_what_was_given_out_is_in_memory_until_it_is_put_back(tmp_path: Path) -> None:
     tier = files(tmp_path)
-    tier.put([evicted(128, 1)])
+    tier.put([new(128, 1)])
     assert found(tier) == (128, 1)
     assert found(tier) == (0, 0)
-    tier.put([evicted(128, 1)])
+    tier.put([new(128, 1)])
     assert found(tier) == (128, 1)
 
 
 def test_least_recently_used_is_evicted_first(tmp_path: Path) -> None:
     tier = files(tmp_path, num=2)
-    tier.put([evicted(128, 1), evicted(256, 2)])
+    tier.put([new(128, 1), new(256, 2)])
     assert found(tier, text=TEXT[:200]) == (128, 1)
-    tier.put([evicted(128, 1), evicted(290, 3)])
+    tier.put([new(128, 1), new(290, 3)])
     assert len(tier) == 2
     assert len(list(tmp_path.glob("*/*"))) == 2
     assert found(files(tmp_path), text=TEXT[:280]) == (128, 1)
@@ -78,7 +57,7 @@ def test_least_recently_used_is_evicted_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", [0, 200, -1])
 def test_broken_file_is_removed_and_was_never_there(tmp_path: Path, place: int) -> None:
-    files(tmp_path).put([evicted(128, 1), evicted(256, 2)])
+    files(tmp_path).put([new(128, 1), new(256, 2)])
     (long,) = tmp_path.glob("*/*-256.*")
     data = bytearray(long.read_bytes())
     data[place] ^= 1
@@ -88,5 +67,5 @@ def test_broken_file_is_removed_and_was_never_there(tmp_path: Path, place: int) 
 
 
 def test_states_of_another_model_are_not_used(tmp_path: Path) -> None:
-    files(tmp_path).put([evicted(128, 1)])
+    files(tmp_path).put([new(128, 1)])
     assert found(files(tmp_path, identity=replace(IDENTITY, model="other"))) == (0, 0)
