@@ -23,7 +23,6 @@ from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from server.cli.inspection import format_bytes
 
 from benchmarks.decode.shapes import SIZES
 from benchmarks.machine import available_bytes, resident_bytes
@@ -32,6 +31,7 @@ from benchmarks.probe import MAX_REQUESTS, Probe
 from benchmarks.report import Figures, Result, command_line
 from benchmarks.serve.processes import text_checkpoint
 from model.state import StateLayout, kv_cache_bytes_per_token
+from server.cli.inspect import format_bytes
 from server.engine.types import SamplingParams, TokenEvent
 from server.models.backend import Backend, open_backend
 from server.models.factory import load_model

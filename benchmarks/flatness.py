@@ -16,7 +16,6 @@ import time
 from dataclasses import dataclass
 
 import torch
-from server.cli.inspection import format_bytes
 
 from benchmarks.decode.softmax import Peer, peers
 from benchmarks.machine import resident_bytes
@@ -25,6 +24,7 @@ from benchmarks.probe import OWNER, Probe
 from benchmarks.report import Figures, Result, command_line, show_figures
 from model.state import kv_cache_bytes_per_token
 from model.weights import num_parameters
+from server.cli.inspect import format_bytes
 from server.engine.types import SamplingParams, TokenEvent
 from server.models.backend import Backend, open_backend
 from server.models.factory import load_model

@@ -16,7 +16,7 @@ from model.checkpoint import load_checkpoint
 from model.config import ModelConfig
 from model.state import StateLayout, kv_cache_bytes_per_token
 from model.weights import num_parameters
-from server.cli.inspection import format_bytes
+from server.cli.inspect import format_bytes
 from server.engine.sampling_defaults import published
 from server.models.factory import DEFAULT_STATE_MEMORY_BYTES
 from server.models.info import state_tensors
