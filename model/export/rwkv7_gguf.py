@@ -10,16 +10,14 @@ import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from gguf import GGML_QUANT_VERSION, GGMLQuantizationType, GGUFType, GGUFWriter, LlamaFileType
-from gguf.quants import quant_shape_to_byte_shape, quantize
+from gguf import GGUFType, GGUFWriter
 
 from model.architectures.rwkv7.chat import NAME, TEMPLATE
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.chat.template import PLAIN
 from model.checkpoint import GGUF_TEMPLATE, Checkpoint
+from model.export.gguf_tensors import Planned, add_dtype, add_values, write_tensors
 from model.export.gguf_vocabulary import vocabulary
 from model.export.rwkv7_tensors import config_of, published, refuse_others
 from model.foreign.rwkv7_gguf import BOS, EOS, GROUP_NORM_EPS
@@ -29,7 +27,6 @@ from model.weights import Array
 
 #: What llama.cpp's converter writes for a model whose context has no end.
 CONTEXT_LENGTH = 1 << 20
-KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
 _STAY_FLOAT32 = re.compile(r"_norm\.weight$|\.bias$|\.time_mix_w[12]\.|\.time_mix_lerp_fused\.")
 
 
@@ -42,17 +39,10 @@ def write_gguf(path: Path, checkpoint: Checkpoint, dtype: str) -> None:
     refuse_others("GGUF", "group_norm_eps", GROUP_NORM_EPS, config.group_norm_eps)
     writer = GGUFWriter(path, "rwkv7")
     _add_metadata(writer, checkpoint, dtype)
-    shapes = dict(_shapes(config))
-    kinds = {key: _kind(key, shape, KINDS[dtype]) for key, shape in shapes.items()}
-    for key, shape in shapes.items():
-        _add_info(writer, key, shape, kinds[key])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    for key, tensor in _tensors(checkpoint):
-        kind = kinds[key]
-        writer.write_tensor_data(np.ascontiguousarray(quantize(tensor, kind)))
-    writer.close()
+    tensors = [
+        Planned(key, shape, _STAY_FLOAT32.search(key) is not None) for key, shape in _shapes(config)
+    ]
+    write_tensors(writer, tensors, _tensors(checkpoint), dtype)
 
 
 def _add_metadata(writer: GGUFWriter, checkpoint: Checkpoint, dtype: str) -> None:
@@ -69,9 +59,7 @@ def _add_metadata(writer: GGUFWriter, checkpoint: Checkpoint, dtype: str) -> Non
     writer.add_gate_lora_rank(config.gate_rank)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(0)
-    kind = KINDS[dtype]
-    writer.add_file_type(LlamaFileType[f"{'ALL' if kind == 'F32' else 'MOSTLY'}_{kind}"])
-    writer.add_quantization_version(GGML_QUANT_VERSION)
+    add_dtype(writer, dtype)
     values = vocabulary(checkpoint.tokenizer, config.vocab_size)
     values |= {BOS: config.bos_token_id, EOS: config.eos_token_id}
     template, codec = checkpoint.chat_template.source, values["tokenizer.ggml.model"]
@@ -79,19 +67,7 @@ def _add_metadata(writer: GGUFWriter, checkpoint: Checkpoint, dtype: str) -> Non
         values[GGUF_TEMPLATE] = NAME  # as the converter; not every reader knows all of Jinja
     elif template != PLAIN:
         values[GGUF_TEMPLATE] = template
-    for key, value in values.items():
-        _add(writer, key, value)
-
-
-def _add(writer: GGUFWriter, key: str, value: Any) -> None:
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    else:
-        writer.add_array(key, value)
+    add_values(writer, values)
 
 
 def _shapes(config: Rwkv7Config) -> Iterator[tuple[str, Shape]]:
@@ -119,20 +95,3 @@ def _published(key: str, shape: Shape) -> Iterator[tuple[str, Shape]]:
     yield key, shape
     if re.match(r"blk\.0\.time_mix_a\d", key):
         yield key.replace("time_mix_a", "time_mix_v"), shape
-
-
-def _kind(key: str, shape: Shape, wanted: str) -> GGMLQuantizationType:
-    if len(shape) == 1 or _STAY_FLOAT32.search(key):
-        return GGMLQuantizationType.F32
-    if wanted == "Q8_0" and shape[-1] % 32:
-        return GGMLQuantizationType.F16
-    return GGMLQuantizationType[wanted]
-
-
-def _add_info(writer: GGUFWriter, key: str, shape: Shape, kind: GGMLQuantizationType) -> None:
-    if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
-        dtype = np.dtype(np.float32 if kind == GGMLQuantizationType.F32 else np.float16)
-    else:  # blocks, which the package counts in bytes
-        dtype, shape = np.dtype(np.uint8), tuple(quant_shape_to_byte_shape(shape, kind))
-    num_bytes = math.prod(shape) * dtype.itemsize
-    writer.add_tensor_info(key, shape, dtype, num_bytes, raw_dtype=kind)

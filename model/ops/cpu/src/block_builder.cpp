@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <new>
 #include <stdexcept>
 
 #include "block_model.h"
@@ -77,8 +76,7 @@ BlockBuilder::BlockBuilder(const Options& options, Packer& packer, Precision pre
     const BlockModel& m = model_;
     if (p_.has("position_embedding.weight"))
         model_.positions = p_.table("position_embedding.weight", precision);
-    layers_ = new (p_.arena.allocate<Layer>(size_t(m.num_layers))) Layer[size_t(m.num_layers)];
-    model_.layers = layers_;
+    model_.layers = layers_ = p_.arena.make<Layer>(m.num_layers);
     for (int i = 0; i < m.num_layers; i++) read_layer(options, i);
     model_.intermediate = layers_[0].down.k;
     read_end(model_, p_);
@@ -260,13 +258,7 @@ void set_strides(const Model& model, Strides& s) {
 
 }  // namespace
 
-EVERSTREAM_DECLARE_KERNELS(block);
-const Family BLOCK = {
-    "block",
-    {Precision::float32, Precision::bfloat16, Precision::int8},
-    build_block,
-    set_strides,
-    EVERSTREAM_KERNELS_OF(block)};
-const Registration BLOCK_REGISTRATION(BLOCK);
+EVERSTREAM_FAMILY(
+    block, build_block, set_strides, Precision::float32, Precision::bfloat16, Precision::int8)
 
 }  // namespace everstream

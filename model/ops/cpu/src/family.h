@@ -15,18 +15,22 @@ struct Family {
     const FamilyKernels* kernels[NUM_LEVELS];  // null where a level was not built
 };
 
-// The tables that a leveled file makes by EVERSTREAM_FAMILY_KERNELS(name, ...), in the order of
-// `Level`; those of levels that were not built are null, because nothing defines the weak symbols.
-#define EVERSTREAM_KERNELS_OF(name) {&name##_v2, &name##_v3, &name##_v4, &name##_v4dot, &name##_neon}
-#define EVERSTREAM_DECLARE_KERNELS(name)                                                    \
-    extern const FamilyKernels name##_v2 __attribute__((weak)), name##_v3 __attribute__((weak)), \
-        name##_v4 __attribute__((weak)), name##_v4dot __attribute__((weak)),                \
-        name##_neon __attribute__((weak))
-
-// Makes a family known, before main.
+// Adds a family to those that `build` looks for.
 struct Registration {
     explicit Registration(const Family& family);
 };
+
+// Registers a family when the module is loaded: its name, build, set_strides and precisions. A file
+// that is compiled once per level defines the kernels by EVERSTREAM_FAMILY_KERNELS (step.h). The
+// symbols are weak: the address of a level that was not built is null.
+#define EVERSTREAM_FAMILY(name, build, set_strides, ...)                                       \
+    extern const FamilyKernels name##_v2 __attribute__((weak)), name##_v3 __attribute__((weak)), \
+        name##_v4 __attribute__((weak)), name##_v4dot __attribute__((weak)),                   \
+        name##_neon __attribute__((weak));                                                     \
+    const Family name##_family = {                                                             \
+        #name, {__VA_ARGS__}, build, set_strides,                                              \
+        {&name##_v2, &name##_v3, &name##_v4, &name##_v4dot, &name##_neon}};                    \
+    const Registration name##_registration(name##_family);
 std::vector<std::string> families();
 
 // Packed weights and the model that points into them.

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <new>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -51,6 +52,12 @@ public:
     template <class T>
     T* allocate(size_t count) {
         return reinterpret_cast<T*>(take(count * sizeof(T)));
+    }
+
+    // Objects that need no destructor.
+    template <class T>
+    T* make(int count) {
+        return new (allocate<T>(size_t(count))) T[size_t(count)];
     }
 
 private:

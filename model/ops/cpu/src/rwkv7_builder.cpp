@@ -1,6 +1,5 @@
 // RWKV-7 models; the names of weights are those of model/architectures/rwkv7.
 #include <algorithm>
-#include <new>
 
 #include "family.h"
 #include "rwkv7_model.h"
@@ -32,9 +31,7 @@ Rwkv7Builder::Rwkv7Builder(const Options& options, Packer& packer, Precision pre
     m.head_size = options.integer("head_dim");
     m.group_eps = float(options.number("group_eps"));
     if (p_.has("embedding_norm.weight")) m.embedding_norm = p_.norm("embedding_norm");
-    layers_ = new (p_.arena.allocate<Rwkv7Layer>(size_t(m.num_layers)))
-        Rwkv7Layer[size_t(m.num_layers)];
-    m.layers = layers_;
+    m.layers = layers_ = p_.arena.make<Rwkv7Layer>(m.num_layers);
     for (int i = 0; i < m.num_layers; i++) read_layer(options, i);
     m.intermediate = layers_[0].channel_value.k;
     for (int map = 0; map < LowRanks::num; map++)
@@ -95,13 +92,7 @@ void set_strides(const Model& model, Strides& s) {
 
 }  // namespace
 
-EVERSTREAM_DECLARE_KERNELS(rwkv7);
-const Family RWKV7 = {
-    "rwkv7",
-    {Precision::float32, Precision::bfloat16, Precision::int8},
-    build_rwkv7,
-    set_strides,
-    EVERSTREAM_KERNELS_OF(rwkv7)};
-const Registration RWKV7_REGISTRATION(RWKV7);
+EVERSTREAM_FAMILY(
+    rwkv7, build_rwkv7, set_strides, Precision::float32, Precision::bfloat16, Precision::int8)
 
 }  // namespace everstream
