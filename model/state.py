@@ -57,6 +57,12 @@ class StateLayout:
             layers[field.layer][field.name] = tensor
         return tuple(layers)
 
+    def is_finite(self, block: memoryview) -> bool:
+        """Whether every number of a state is finite. ``block``: its bytes, [num_bytes]."""
+        layers = self.views(np.frombuffer(block, np.uint8)[None])
+        tensors = (tensor for layer in layers for tensor in layer.values())
+        return all(bool(np.isfinite(tensor).all()) for tensor in tensors)
+
 
 def kv_cache_bytes_per_token(config: Config) -> int:
     """What softmax attention of the same shape caches for each token: K and V of all layers.

@@ -20,10 +20,10 @@ import numpy.typing as npt
 from model.config import ModelConfig
 from model.state import StateLayout
 from model.tokenizer import Tokenizer
+from server.engine.cpu_state_pool import CpuStatePool
 from server.engine.engine import Engine, EngineConfig
-from server.engine.runner import NO_TOKEN, NOT_FINITE, Feed, Runner, TokenScore
+from server.engine.runner import NOT_FINITE, Feed, Mask, RowOutput, Runner, TokenScore
 from server.engine.sampling import has_penalty
-from server.engine.state_pool import StatePool
 from server.engine.types import Event, Request, SamplingParams
 from server.engine.value import SessionValue
 from server.models.info import ModelInfo, StateTensorInfo
@@ -123,38 +123,20 @@ class FakeRunner:
 
     grid: tuple[int, ...] = ()
 
-    def __init__(self, pool: StatePool, story: Sequence[int] = STORY) -> None:
+    def __init__(self, pool: CpuStatePool, story: Sequence[int] = STORY) -> None:
         self._pool, self._story = pool, story
         self.fault: Exception | None = None
-        self._logprobs: list[float] = []
-        self._tops: list[list[tuple[int, float]]] = []
 
     def prepare(self, params: SamplingParams) -> SamplingParams:
         return params
 
-    def run(self, feeds: Sequence[Feed]) -> list[int]:
+    def run(self, feeds: Sequence[Feed]) -> list[RowOutput]:
         slots = [feed.slot for feed in feeds]
         assert len(set(slots)) == len(slots), slots
-        if any(feed.draw is not None and not allowed_ids(feed.allowed) for feed in feeds):
+        masks = [mask for f in feeds if f.draw is not None for mask in f.allowed or ()]
+        if not all(map(allowed_ids, masks)):
             raise ValueError("no token is allowed")
-        tokens = [self._row(feed) for feed in feeds]
-        self._logprobs, self._tops = [math.nan] * len(feeds), [[] for _ in feeds]
-        for i, (feed, token) in enumerate(zip(feeds, tokens, strict=True)):
-            params = feed.draw
-            if token < 0 or not isinstance(params, SamplingParams):
-                continue
-            if params.logprob or params.top_logprobs is not None:
-                self._logprobs[i] = score_of(token)
-                self._tops[i] = most_likely(params.top_logprobs or 0)
-        return tokens
-
-    def logprobs(self) -> list[float]:
-        """Those of the last run, by `score_of`."""
-        return self._logprobs
-
-    def top_logprobs(self) -> list[list[tuple[int, float]]]:
-        """Those of the last run, by `most_likely`."""
-        return self._tops
+        return [self._row(feed) for feed in feeds]
 
     def score(self, feed: Feed, following: int, num_top: int = 0) -> list[TokenScore]:
         """A token's is the same everywhere: see `score_of`."""
@@ -170,29 +152,52 @@ class FakeRunner:
         total = np.sum([embedding_of(token) for token in feed.tokens], axis=0)
         return cast(npt.NDArray[np.float64], total * (math.nan if b"<fail" in words else 1.0))
 
-    def _row(self, feed: Feed) -> int:
-        words = self._feed(feed)
-        # Without the last letter, which is still pending where nothing is generated.
-        if b"<crash" in words:
-            self.fault = RuntimeError("asked to crash")
+    def _row(self, feed: Feed) -> RowOutput:
+        if feed.draw is None:
+            words = self._feed(feed)
+            return RowOutput((NOT_FINITE,)) if b"<fail" in words else RowOutput()
+        assert isinstance(feed.draw, SamplingParams)
+        assert feed.allowed is None or len(feed.allowed) == feed.num_draws, feed
+        first = len(feed.tokens) - feed.num_draws
+        tokens = [
+            self._drawn(feed, self._feed(feed, begin, end), end, mask)
+            for (begin, end), mask in zip(
+                itertools.pairwise((0, *range(first + 1, len(feed.tokens) + 1))),
+                feed.allowed or itertools.repeat(None),
+                strict=False,
+            )
+        ]
+        if not feed.wants_logprobs:
+            return RowOutput(tokens)
+        num_top = feed.draw.top_logprobs or 0
+        return RowOutput(
+            tokens, list(map(score_of, tokens)), [most_likely(num_top) for _ in tokens]
+        )
+
+    def _drawn(self, feed: Feed, words: bytes, end: int, mask: Mask | None) -> int:
+        """The token after the first ``end`` of a feed's."""
         if b"<fail" in words:
             return NOT_FINITE
-        if feed.draw is None:
-            return NO_TOKEN
-        assert isinstance(feed.draw, SamplingParams)
-        ids, place = allowed_ids(feed.allowed), feed.position + len(feed.tokens)
-        if words.endswith(b"END") and feed.tokens[-1] != EOS and EOS in ids:
+        params: SamplingParams = feed.draw
+        ids, place = allowed_ids(mask), feed.position + end
+        if words.endswith(b"END") and feed.tokens[end - 1] != EOS and EOS in ids:
             return EOS
-        token = self._story[(feed.draw.seed * 7 + place) % len(self._story)]
-        return token if token in ids else ids[(feed.draw.seed * 7 + place) % len(ids)]
+        token = self._story[(params.seed * 7 + place) % len(self._story)]
+        return token if token in ids else ids[(params.seed * 7 + place) % len(ids)]
 
-    def _feed(self, feed: Feed) -> bytes:
-        """Advances the state; returns the tokens fed, after the six before them, as text."""
-        state = self._pool.block(feed.slot).view(np.int64)
-        if state[1] != feed.position:
-            self.fault = AssertionError(f"fed at {feed.position}, not {state[1]}")
-        text = bytes(token for token in (*state[2:].tolist(), *feed.tokens) if token < EOS)
-        state[:] = np.frombuffer(state_after(feed.tokens, state.tobytes()), np.int64)
+    def _feed(self, feed: Feed, begin: int = 0, end: int | None = None) -> bytes:
+        """Advances the state by a part of a feed; returns it, after the six tokens before it.
+
+        As text. A prompt that asks for it makes the engine crash.
+        """
+        state, tokens = self._pool.blocks[feed.slot].view(np.int64), feed.tokens[begin:end]
+        if state[1] != feed.position + begin:
+            self.fault = AssertionError(f"fed at {feed.position + begin}, not {state[1]}")
+        text = bytes(token for token in (*state[2:].tolist(), *tokens) if token < EOS)
+        state[:] = np.frombuffer(state_after(tokens, state.tobytes()), np.int64)
+        # Without the last letter, which is still pending where nothing is generated.
+        if b"<crash" in text:
+            self.fault = RuntimeError("asked to crash")
         return text
 
 
@@ -234,10 +239,11 @@ class FakeEngine(Engine):
         session_ttl_s: float = 900.0,
         before_step: Callable[[], object] = lambda: None,
         story: Sequence[int] = STORY,
+        pool_class: type[CpuStatePool] = CpuStatePool,
         **config: Any,
     ) -> None:
         ids = itertools.count(1)
-        pool = StatePool(StateLayout((), 0, STATE_BYTES), max_sessions)
+        pool = pool_class(StateLayout((), 0, STATE_BYTES), max_sessions)
         self._before_step, self._runner = before_step, FakeRunner(pool, story)
         if "max_running" not in config:
             config, max_waiting = {"max_running": max_waiting, **config}, 0
@@ -307,6 +313,8 @@ class FakeRuntime:
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self.calls: list[list[int]] = []
+        #: Of the last run: the text before each draw, by row.
+        self.before: list[list[Hashed]] = []
 
     def draw(self, *, penalty_window: int, **params: Any) -> FakeDraw:
         return FakeDraw(SamplingParams(**params))
@@ -319,15 +327,17 @@ class FakeRuntime:
         tokens: list[Sequence[int]],
         draws: list[FakeDraw | None],
         recents: list[Sequence[int] | None] | None = None,
-        allowed: list[Sequence[npt.NDArray[np.uint32] | None] | None] | None = None,
+        allowed: list[Sequence[Mask | None] | None] | None = None,
+        num_draws: list[int] | None = None,
     ) -> list[list[int]]:
         assert len(set(slots)) == len(slots), slots
         self.calls.append([len(row) for row in tokens])
+        self.before = []
         nothing = [None] * len(slots)
-        rows = zip(
-            slots, positions, tokens, draws, recents or nothing, allowed or nothing, strict=True
-        )
-        return [self._row(pool[row[0]].view(np.int64), *row[1:]) for row in rows]
+        counts = num_draws or [1] * len(slots)
+        columns = positions, tokens, draws, recents or nothing, allowed or nothing, counts
+        states = (pool[slot].view(np.int64) for slot in slots)
+        return [self._row(*row) for row in zip(states, *columns, strict=True)]
 
     def _row(
         self,
@@ -336,20 +346,29 @@ class FakeRuntime:
         tokens: Sequence[int],
         draw: FakeDraw | None,
         recent: Sequence[int] | None,
-        allowed: Sequence[npt.NDArray[np.uint32] | None] | None,
+        allowed: Sequence[Mask | None] | None,
+        num_draws: int,
     ) -> list[int]:
+        before: list[Hashed] = []
+        self.before.append(before)
         if state[0] == -1:
-            return [] if draw is None else [-2]
+            return [] if draw is None else [-2] * num_draws
         assert tokens
         assert state[1] == position, (state[1], position)
         assert all(0 <= token < self.vocab_size for token in tokens), tokens
-        hashed = Hashed(int(state[0]), int(state[1])).after(tokens)
+        hashed, drawn = Hashed(int(state[0]), int(state[1])), []
+        first = len(tokens) - num_draws
+        for place, token in enumerate(tokens):
+            hashed = hashed.after([token])
+            if draw is not None and place >= first:
+                mask = None if allowed is None else allowed[place - first]
+                before.append(hashed)
+                drawn.append(hashed.token(draw.params, self.vocab_size, mask))
         state[:2] = hashed
-        if draw is None:
-            return []
-        assert (recent is not None) == has_penalty(draw.params)
-        assert recent is None or list(recent)[-len(tokens) :] == list(tokens)[-len(recent) :]
-        return [hashed.token(draw.params, self.vocab_size, allowed[0] if allowed else None)]
+        if draw is not None:
+            assert (recent is not None) == has_penalty(draw.params)
+            assert recent is None or list(recent)[-len(tokens) :] == list(tokens)[-len(recent) :]
+        return drawn
 
 
 class OnGrid:
@@ -360,9 +379,8 @@ class OnGrid:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self.prepare, self.score, self.embed = runner.prepare, runner.score, runner.embed
-        self.logprobs, self.top_logprobs = runner.logprobs, runner.top_logprobs
 
-    def run(self, feeds: Sequence[Feed]) -> list[int]:
+    def run(self, feeds: Sequence[Feed]) -> list[RowOutput]:
         for feed in feeds:
             size = len(feed.tokens)
             assert size == 1 or (size in self.grid and feed.position % size == 0), feed

@@ -21,9 +21,9 @@ from model.state import StateLayout
 from model.tokenizer import Tokenizer
 from server.api.app import create_app
 from server.config.settings import ServerConfig
+from server.engine.cpu_state_pool import CpuStatePool
 from server.engine.engine import Engine, EngineConfig
-from server.engine.runner import NO_TOKEN, Draw, Feed, TokenScore
-from server.engine.state_pool import StatePool
+from server.engine.runner import Draw, Feed, RowOutput, TokenScore
 from server.engine.types import SamplingParams
 from server.http.server import bind, serve
 from server.models.registry import Models
@@ -57,18 +57,15 @@ class Fountain:
     def prepare(self, params: SamplingParams) -> Draw:
         return True
 
-    def run(self, feeds: Sequence[Feed]) -> list[int]:
+    def run(self, feeds: Sequence[Feed]) -> list[RowOutput]:
         self._wait()
         ids, num_ids = self._ids, len(self._ids)
-        return [ids[feed.position % num_ids] if feed.draw else NO_TOKEN for feed in feeds]
+        return [
+            RowOutput((ids[feed.position % num_ids],)) if feed.draw else RowOutput()
+            for feed in feeds
+        ]
 
     # The benchmark uses none of these.
-
-    def logprobs(self) -> list[float]:
-        raise NotImplementedError
-
-    def top_logprobs(self) -> list[list[tuple[int, float]]]:
-        raise NotImplementedError
 
     def score(self, feed: Feed, following: int, num_top: int = 0) -> list[TokenScore]:
         raise NotImplementedError
@@ -98,7 +95,7 @@ def main() -> int:
     engine = Engine(
         model,
         tokenizer,
-        StatePool(StateLayout.of(model), MAX_SESSIONS),
+        CpuStatePool(StateLayout.of(model), MAX_SESSIONS),
         Fountain(tokenizer.encode(TEXT), options.steps_per_s),
         EngineConfig(new_id=map(str, range(1 << 30)).__next__),
     )

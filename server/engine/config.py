@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from server.engine.drafter import Drafter
 from server.engine.matcher import Matcher
 
 
@@ -16,7 +17,8 @@ class EngineConfig:
     those that have been idle for longest, or for ``session_ttl_s``; otherwise the
     latter are deleted. A kept session is saved every ``save_interval`` tokens, and
     parks ``max_detached_tokens`` after its client has left. ``matchers`` makes one
-    of a grammar's text, at its beginning; without it grammars are refused.
+    of a grammar's text, at its beginning; without it grammars are refused. With a ``drafter``
+    a step may draw several tokens of a request; not on a runner that has a grid.
     """
 
     new_id: Callable[[], str]
@@ -30,3 +32,4 @@ class EngineConfig:
     max_prefixes: int = 0
     max_evicted_prefixes: int = 0
     matchers: Callable[[str], Matcher] | None = None
+    drafter: Drafter | None = None

@@ -10,23 +10,138 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from dataclasses import replace
 
-from server.engine.checks import check_request
+from model.architectures.config import Config
+from model.tokenizer import Tokenizer
+from server.engine.checks import check_request, check_tokens
 from server.engine.config import EngineConfig
-from server.engine.host import Host
+from server.engine.constraint import no_matchers
+from server.engine.executor import Executor
+from server.engine.grammar_turns import GrammarTurns
+from server.engine.keeper import Keeper, info_of
 from server.engine.lifecycle import Phase
 from server.engine.live import Live
-from server.engine.session_lifecycle import SessionEvent
-from server.engine.types import EngineStats, Event, Failed, Request, SessionInfo, Started
-from server.engine.value import Accepted, Past, Progress, SessionValue
-from server.errors import InvalidRequest, QueueFull, SessionAttached
+from server.engine.output_processor import OutputProcessor
+from server.engine.prefix_cache import Evicted, PrefixCache
+from server.engine.prompts import Prompts
+from server.engine.requests import RequestTable
+from server.engine.runner import Runner
+from server.engine.scheduler import Row, Scheduler
+from server.engine.session import Session
+from server.engine.sessions import SessionTable
+from server.engine.state_pool import StatePool
+from server.engine.types import (
+    EngineStats,
+    Event,
+    Failed,
+    Migrated,
+    Request,
+    SessionInfo,
+    Started,
+)
+from server.engine.value import Accepted, Past, Progress, Record, SessionValue, StateBlock
+from server.errors import InvalidRequest, QueueFull, RequestError, SessionAttached
 
 __all__ = ["Engine", "EngineConfig"]
 
 
-class Engine(Host):
-    """Continuous batching over sessions of constant size."""
+class Engine:
+    """Continuous batching over sessions of constant size. Owned by one thread."""
+
+    def __init__(
+        self,
+        model_config: Config,
+        tokenizer: Tokenizer,
+        pool: StatePool,
+        runner: Runner,
+        config: EngineConfig,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._model_config, self._config = model_config, config
+        self._pool, self._drafter = pool, config.drafter
+        eos = tuple(dict.fromkeys((model_config.eos_token_id, *tokenizer.eos_token_ids)))
+        matchers = config.matchers or no_matchers
+        self._prefixes = None
+        if config.max_prefixes:
+            self._prefixes = PrefixCache(config.max_prefixes, config.max_evicted_prefixes)
+        self._scheduler: Scheduler[Live] = Scheduler(
+            *(runner.grid, config.max_running, config.max_waiting),
+            max_drafts=0 if self._drafter is None else self._drafter.max_drafts,
+        )
+        self._sessions = SessionTable(pool, config.max_asleep, config.session_ttl_s)
+        self._requests = RequestTable(self._scheduler, self._sessions, runner, eos)
+        self._keeper = Keeper(self._sessions, self._requests, tokenizer, config)
+        self._prompts = Prompts(self._sessions, self._prefixes, runner.grid)
+        self._grammar_turns = GrammarTurns()
+        self._executor = Executor(
+            runner, pool, self._scheduler, self._requests, matchers, model_config.vocab_size
+        )
+        self._processor = OutputProcessor(
+            self._requests, self._sessions, self._keeper, self._prompts, pool, matchers
+        )
+
+    # A step
+
+    def step(self, now: float) -> list[Event]:
+        """One round: ends and admits requests, then runs a row of each and takes its tokens."""
+        self.expire(now)
+        for live in list(self._requests.cancelled):
+            self._requests.finish(live, "cancelled", now)
+        self._admit(now)
+        if rows := self._schedule():
+            self._processor.process(self._executor.run(rows, now), now)
+        return self._requests.take_events()
+
+    def _admit(self, now: float) -> None:
+        """Starts those that wait, as far as slots reach; long runners make room for them."""
+        while (live := self._scheduler.next_waiting()) is not None:
+            if not self._can_run(live):
+                preemptible = self._scheduler.find_preemptible()
+                if preemptible is None:
+                    return
+                self._requests.preempt(preemptible)
+                continue
+            self._requests.start(live)
+            if not live.started:
+                self._begin(live)
+            if not live.session.num_unfed:
+                self._processor.prompt_is_fed(live, now)
+
+    def _can_run(self, live: Live) -> bool:
+        room = len(self._scheduler.running) < self._scheduler.max_running
+        return room and self._sessions.wake(live.session)
+
+    def _begin(self, live: Live) -> None:
+        live.started = True
+        session = live.session
+        place = (live.length, session.epoch, session.seq)
+        started = Started(live.request.request_id, session.id, *place, live.start)
+        self._requests.events.append(started)
+        self._prompts.skip_cached(live)
+
+    def _schedule(self) -> list[Row[Live]]:
+        """The rows of this step, with what is drafted for them."""
+        if self._drafter is not None:
+            for live in self._scheduler.running:
+                limit = live.max_drafts(self._drafter.max_drafts)
+                live.drafts = ()
+                if limit > 0:
+                    live.drafts = self._drafter.propose(live.request, live.session, limit)
+        plan = self._scheduler.plan()
+        return self._grammar_turns.choose(plan, self._scheduler.running) if plan else plan
+
+    def has_work(self) -> bool:
+        return bool(
+            self._scheduler.running
+            or self._requests.cancelled
+            or self._requests.events
+            or self._scheduler.next_waiting()
+        )
+
+    @property
+    def longest_row(self) -> int:
+        """The greatest number of tokens that one request has got in the last step."""
+        return self._processor.longest
 
     # Requests
 
@@ -38,8 +153,7 @@ class Engine(Host):
         has changed.
         """
         self.expire(now)
-        if request.request_id in self._live:
-            raise InvalidRequest("request_id: is that of a running request", "request_id")
+        self._check_new(request.request_id)
         check_request(request, self._model_config.vocab_size, self._config)
         if not self._scheduler.has_room:
             limit = self._config.max_waiting
@@ -48,65 +162,57 @@ class Engine(Host):
             session = self._keeper.open(request.owner, request.keep, now, start)
         else:
             session = self._sessions.find(request.session, request.owner)
-        draw = None if request.sampling is None else self._runner.prepare(request.sampling)
-        progress = Progress(request, session.length)
-        live = Live.of(progress, session, draw, self._eos_token_ids, not self._runner.grid)
+        live = self._requests.new(Progress(request, session.length), session)
         self._sessions.begin(session, live)
         self._extend(live)
-        self._round.start(live)
+        self._requests.add(live)
 
-    def restore(self, past: Past, now: float) -> SessionInfo:
-        """Takes a session back from a store; a request that had not finished is parked.
+    def _check_new(self, request_id: str) -> None:
+        if request_id in self._requests:
+            raise InvalidRequest("request_id: is that of a running request", "request_id")
 
-        Without effect on one that is here. Raises `CapacityExhausted`.
+    def _extend(self, live: Live) -> None:
+        """What the request adds to the text: a start token if asked, and its own tokens.
+
+        A state that was tuned takes the place of the start token.
         """
-        if past.value.id in self._sessions:
-            return self._info(self._sessions.find(past.value.id, past.value.owner), now)
-        session, progress = self._keeper.restore(past, now)
-        if progress is not None:
-            params = progress.request.sampling
-            draw = None if params is None else self._runner.prepare(params)
-            live = Live.of(progress, session, draw, self._eos_token_ids, not self._runner.grid)
-            self._sessions.run(session, live)
-            live.phase, live.detached, live.started = Phase.PARKED, True, True
-            live.stop_scoring()  # those of its beginning are lost
-            self._live[progress.request.request_id] = live
-        return self._info(session, now)
+        request, session = live.request, live.session
+        wants_start = request.start and session.origin is None
+        if session.length == 0 and (wants_start or not request.tokens):
+            live.start = (self._model_config.bos_token_id,)
+        tokens = (*live.start, *request.tokens)
+        accepted = Accepted(request, tokens, session.length, session.seq)
+        self._sessions.record(session, accepted)
+        self._prompts.expect(live, tokens)
+        session.log_index += 1
+        session.begin(request, tokens)
 
     def cancel(self, request_id: str) -> None:
-        """Ends a request in the next step; one that is over already is none of its business."""
-        live = self._live.get(request_id)
-        if live is not None:
-            self._sessions.stir(live.session)
-            self._round.endings.cancelled[live] = None
+        """Ends a request in the next step. No effect on one that is over."""
+        if (live := self._requests.get(request_id)) is not None:
+            self._requests.cancel(live)
 
     def park(self, request_id: str) -> None:
         """Parks a request; its slot is free for another."""
-        live = self._live.get(request_id)
-        if live is not None and not live.parked:
-            self._round.park(live)
+        if (live := self._requests.get(request_id)) is not None:
+            self._requests.park(live)
 
     def unpark(self, request_id: str) -> None:
         """Lets a parked request continue, when it is its turn again."""
-        live = self._live.get(request_id)
-        if live is not None and live.parked:
-            live.move(Phase.WAITING)
-            live.session.move(SessionEvent.UNPARK)
-            self._sessions.stir(live.session)
-            self._scheduler.add(live)
+        if (live := self._requests.get(request_id)) is not None:
+            self._requests.unpark(live)
 
     def detach(self, request_id: str) -> None:
         """The request has lost its reader: a kept session continues for a while, then parks."""
-        live = self._live.get(request_id)
-        if live is None:
+        if (live := self._requests.get(request_id)) is None:
             return
         if not live.session.keep:
-            self.cancel(request_id)
+            self._requests.cancel(live)
             return
         live.detached = True
         if not live.request.unattended:
             live.max_generated = live.num_generated + self._config.max_detached_tokens
-        self.unpark(request_id)
+        self._requests.unpark(live)
 
     def attach(self, session: str, owner: str, request_id: str, take_over: bool) -> SessionInfo:
         """What the session runs is called ``request_id`` from now on, and is parked.
@@ -119,15 +225,13 @@ class Engine(Host):
         found = self._sessions.find(session, owner)
         live = self._sessions.request_of(found)
         if live is not None:
-            if request_id in self._live:
-                raise InvalidRequest("request_id: is that of a running request", "request_id")
+            self._check_new(request_id)
             if not live.detached:
                 if not take_over:
                     raise SessionAttached
-                self._round.events.append(Failed(live.request.request_id, SessionAttached()))
-            self.park(live.request.request_id)
-            self._live[request_id] = self._live.pop(live.request.request_id)
-            live.request = replace(live.request, request_id=request_id)
+                self._requests.events.append(Failed(live.request.request_id, SessionAttached()))
+            self._requests.park(live)
+            self._requests.rename(live, request_id)
             live.detached, live.max_generated = False, sys.maxsize
             self._sessions.stir(found)
         return self._info(found, found.last_used)
@@ -138,10 +242,11 @@ class Engine(Host):
         if live is not None and live.detached:
             self.detach(live.request.request_id)
 
-    def take_usage(self) -> dict[str, int]:
-        """Tokens computed for each owner since the last call."""
-        usage, self._round.usage = self._round.usage, Counter()
-        return usage
+    def cancel_session(self, session: str, owner: str) -> None:
+        """Ends what the session runs, if anything. Raises `SessionNotFound`."""
+        live = self._sessions.request_of(self._sessions.find(session, owner))
+        if live is not None:
+            self._requests.cancel(live)
 
     def num_running(self, owner: str) -> int:
         """Requests of an owner that compute or wait to; those that are parked for a reader count.
@@ -150,7 +255,7 @@ class Engine(Host):
         """
         return sum(
             live.request.num_branches
-            for live in self._live.values()
+            for live in self._requests
             if live.owner == owner and not (live.parked and live.detached)
         )
 
@@ -159,11 +264,71 @@ class Engine(Host):
         live = self._sessions.request_of(self._sessions.find(session, owner))
         return int(live is not None and live.parked and live.detached)
 
-    def cancel_session(self, session: str, owner: str) -> None:
-        """Ends what the session runs, if anything. Raises `SessionNotFound`."""
-        live = self._sessions.request_of(self._sessions.find(session, owner))
-        if live is not None:
-            self.cancel(live.request.request_id)
+    # Sessions
+
+    def create_session(self, owner: str, now: float) -> SessionInfo:
+        """A kept, empty session. Raises `CapacityExhausted`."""
+        self.expire(now)
+        return self._info(self._keeper.open(owner, True, now), now)
+
+    def has_session(self, session: str, owner: str) -> bool:
+        """Whether the engine has the session, and it is ``owner``'s."""
+        return self._sessions.has(session, owner)
+
+    def session_info(self, session: str, owner: str, now: float) -> SessionInfo:
+        """Raises `SessionNotFound`."""
+        return self._info(self._sessions.find(session, owner), now)
+
+    def value(self, session: str, owner: str) -> SessionValue:
+        """The session now, with its own copy of the state. Raises `SessionNotFound`."""
+        return self._keeper.value(self._sessions.find(session, owner))
+
+    def fork(
+        self, session: str, owner: str, num: int, now: float, past: Past | None = None
+    ) -> list[SessionInfo]:
+        """Copies of a session, as it is or as it was in the ``past``; they share one state.
+
+        Raises `SessionNotFound`, `CapacityExhausted`, `InvalidRequest`.
+        """
+        found = self._sessions.find(session, owner)
+        copies = self._keeper.fork(past or Past(self._keeper.value(found)), owner, num, now)
+        return [self._info(copy, now) for copy in copies]
+
+    def adopt(self, value: SessionValue, owner: str, now: float) -> SessionInfo:
+        """A new session that continues from ``value``.
+
+        Raises `CapacityExhausted`, and `InvalidRequest` where it holds tokens that
+        the model does not have.
+        """
+        tokens = [*value.known, *(() if value.constraint is None else value.constraint.tokens)]
+        check_tokens(tokens, self._model_config.vocab_size, "session")
+        (session,) = self._keeper.fork(Past(value), owner, 1, now)
+        return self._info(session, now)
+
+    def rewind(self, session: str, owner: str, past: Past, now: float) -> SessionInfo:
+        """Puts the session back to its ``past``, in a new epoch.
+
+        Raises `SessionNotFound`, `InvalidRequest`, and `SessionBusy` while it runs
+        a request.
+        """
+        found = self._sessions.find(session, owner)
+        return self._info(self._keeper.rewind(found, past, now), now)
+
+    def restore(self, past: Past, now: float) -> SessionInfo:
+        """Takes a session back from a store; a request that had not finished is parked.
+
+        Without effect on one that is here. Raises `CapacityExhausted`.
+        """
+        if past.value.id in self._sessions:
+            return self._info(self._sessions.find(past.value.id, past.value.owner), now)
+        session, progress = self._keeper.restore(past, now)
+        if progress is not None:
+            live = self._requests.new(progress, session)
+            live.phase, live.detached, live.started = Phase.PARKED, True, True
+            live.stop_scoring()  # those of its beginning are lost
+            self._sessions.begin(session, live)
+            self._requests.add(live)
+        return self._info(session, now)
 
     def delete_session(self, session: str, owner: str) -> None:
         """Forgets the session, at once or when the running request has ended, cancelled.
@@ -176,29 +341,92 @@ class Engine(Host):
             self._keeper.delete(found)
         else:
             self._keeper.forget(found)
-            self.cancel(live.request.request_id)
+            self._requests.cancel(live)
 
-    # Progress
+    def expire(self, now: float) -> None:
+        """Evicts the idle sessions whose time is over."""
+        self._keeper.expire(now)
 
-    def step(self, now: float) -> list[Event]:
-        """One round: cancels, admissions, then one token or one chunk for each running request."""
-        self.expire(now)
-        for live in list(self._round.endings.cancelled):
-            self._round.endings.finish(live, "cancelled", now)
-        self._admit(now)
-        if plan := self._scheduler.plan():
-            self._round.run(self._grammar_turns.choose(plan, self._scheduler.running), now)
-        events = self._round.events.copy()
-        self._round.events.clear()
-        return events
+    def retire(self, max_sessions: int) -> int:
+        """Saves and evicts kept sessions, those that run first; returns how many are left.
 
-    def has_work(self) -> bool:
-        return bool(
-            self._scheduler.running
-            or self._round.endings.cancelled
-            or self._round.events
-            or self._scheduler.next_waiting()
+        The readers of what they run get `Migrated`.
+        """
+        kept = sorted(
+            (s for s in self._sessions if s.keep),
+            key=lambda s: self._sessions.request_of(s) is None,
         )
+        for session in kept[:max_sessions]:
+            self._evict(session, None)
+        return max(0, len(kept) - max_sessions)
+
+    def give(self, session: str, owner: str, how: str, now: float) -> SessionInfo | None:
+        """Saves and evicts a session: see `server.sessions.ownership.Handover`.
+
+        Where it has a reader and ``how`` is "ask" it stays, and is returned; with "take_over"
+        its reader is told so. Raises `SessionNotFound`.
+        """
+        found = self._sessions.find(session, owner)
+        live = self._sessions.request_of(found)
+        if live is not None and not live.detached and how == "ask":
+            return self._info(found, now)
+        self._evict(found, SessionAttached() if how == "take_over" else None)
+        return None
+
+    def _evict(self, session: Session, why: RequestError | None) -> None:
+        """Saves the session; its reader is redirected, or gets ``why`` it cannot be."""
+        if (live := self._sessions.request_of(session)) is not None:
+            request_id = live.request.request_id
+            self._requests.park(live)
+            place = (session.epoch, session.seq, session.length)
+            event = Failed(request_id, why) if why else Migrated(request_id, session.id, *place)
+            self._requests.events.append(event)
+        self._keeper.evict(session)
+
+    def discard_kept(self, error: RequestError, id: str | None = None) -> None:
+        """Forgets kept sessions, as if the process had died: the store has not followed.
+
+        All of them, or the one called ``id``. What the store has of them is what they are.
+        Readers see ``error``.
+        """
+        kept = [] if id is None else [r for r in self._sessions.records if r[0] != id]
+        self._sessions.records = kept
+        for session in self._sessions:
+            if session.keep and id in (None, session.id):
+                if (live := self._sessions.request_of(session)) is not None:
+                    self._requests.fail(live, error)
+                self._sessions.close(session)
+
+    def take_records(self) -> list[Record]:
+        """What has happened to kept sessions since the last call, in order."""
+        records, self._sessions.records = self._sessions.records, []
+        return records
+
+    def insert_prefix(
+        self, owner: str, tokens: tuple[int, ...], block: StateBlock, origin: str = ""
+    ) -> None:
+        """Takes the state after ``tokens`` into the prefix cache; see `keys` for ``origin``."""
+        if self._prefixes is not None:
+            self._prefixes.insert(owner, tokens, block, origin)
+
+    def take_evicted_prefixes(self) -> list[Evicted]:
+        """What the prefix cache has put out since the last call."""
+        return [] if self._prefixes is None else self._prefixes.take_evicted()
+
+    def next_expiry(self) -> float | None:
+        """When `expire` has something to do, on the clock of ``now``."""
+        return self._sessions.next_expiry()
+
+    def _info(self, session: Session, now: float) -> SessionInfo:
+        live = self._sessions.request_of(session)
+        return info_of(session, live, self._pool.state_bytes, now)
+
+    # Counts
+
+    def take_usage(self) -> dict[str, int]:
+        """Tokens computed for each owner since the last call."""
+        usage, self._processor.usage = self._processor.usage, Counter()
+        return usage
 
     def stats(self) -> EngineStats:
         prefixes = self._prefixes
@@ -208,70 +436,16 @@ class Engine(Host):
             num_sessions=len(self._sessions),
             num_running=len(self._scheduler.running),
             num_waiting=self._scheduler.num_waiting,
-            state_bytes_per_session=self._pool.layout.num_bytes,
-            prompt_tokens_total=self._round.endings.num_prompt,
-            completion_tokens_total=self._round.num_completion,
+            state_bytes_per_session=self._pool.state_bytes,
+            prompt_tokens_total=self._requests.num_prompt_tokens,
+            completion_tokens_total=self._processor.num_generated,
             expired_sessions_total=self._keeper.num_expired,
             num_asleep=self._sessions.num_asleep,
-            num_parked=sum(live.parked for live in self._live.values()),
+            num_parked=sum(live.parked for live in self._requests),
             evicted_sessions_total=self._keeper.num_evicted,
-            preemptions_total=self._num_preempted,
+            preemptions_total=self._requests.num_preempted,
             prefix_entries=prefixes.num_entries if prefixes else 0,
             prefix_hits_total=prefixes.num_hits if prefixes else 0,
             prefix_misses_total=prefixes.num_misses if prefixes else 0,
             prefix_saved_tokens_total=prefixes.saved_tokens_total if prefixes else 0,
         )
-
-    # The parts of a step and of a submit
-
-    def _admit(self, now: float) -> None:
-        """Starts those that wait, as far as slots reach; long runners make room for them."""
-        while (live := self._scheduler.next_waiting()) is not None:
-            if not self._can_run(live):
-                preemptible = self._scheduler.find_preemptible()
-                if preemptible is None:
-                    return
-                self._preempt(preemptible)
-                continue
-            self._scheduler.start(live)
-            live.move(Phase.RUNNING)
-            live.num_in_turn = 0
-            if not live.started:
-                self._begin(live)
-            if not live.session.num_unfed:
-                self._round.prompt_is_fed(live, now)
-
-    def _can_run(self, live: Live) -> bool:
-        room = len(self._scheduler.running) < self._scheduler.max_running
-        return room and self._sessions.wake(live.session)
-
-    def _preempt(self, live: Live) -> None:
-        self._num_preempted += 1
-        self._scheduler.remove(live)
-        live.move(Phase.WAITING)
-        self._sessions.release(live.session)
-        self._scheduler.add(live)
-
-    def _begin(self, live: Live) -> None:
-        live.started = True
-        session = live.session
-        place = (live.length, session.epoch, session.seq)
-        self._round.events.append(Started(live.request.request_id, session.id, *place, live.start))
-        self._prompts.skip_cached(live)
-
-    def _extend(self, live: Live) -> None:
-        """What the request adds to the text: a start token if asked, and its own tokens.
-
-        A state that was tuned takes the place of the start token.
-        """
-        request, session = live.request, live.session
-        start: tuple[int, ...] = ()
-        wants_start = request.start and session.origin is None
-        if session.length == 0 and (wants_start or not request.tokens):
-            start = (self._model_config.bos_token_id,)
-        live.start = start
-        tokens = (*start, *request.tokens)
-        self._keeper.record(session, Accepted(request, tokens, session.length, session.seq))
-        self._prompts.expect(live, tokens)
-        session.log_index += 1
-        session.begin(request, tokens)

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import deque
 
 from server.engine.live import Live
+from server.engine.scheduler import Row
 
 #: Of a step, for all rows under grammars; one row continues in any case.
 BUDGET_S = 0.03
 
-Plan = list[tuple[Live, int]]
+Plan = list[Row[Live]]
 
 
 class GrammarTurns:
@@ -29,14 +30,14 @@ class GrammarTurns:
 
         Those that are in it go to the back of ``running``.
         """
-        costs = {live: _cost_s(live) for live, count in plan if _wants_mask(live, count)}
+        costs = {row.request: _cost_s(row) for row in plan if _wants_mask(row)}
         if sum(costs.values()) <= BUDGET_S:
             return plan
         chosen = self._in_turn(costs)
         for live in chosen:
             del running[live]
             running[live] = None
-        return [row for row in plan if row[0] not in costs or row[0] in chosen]
+        return [row for row in plan if row.request not in costs or row.request in chosen]
 
     def _in_turn(self, costs: dict[Live, float]) -> set[Live]:
         queues: dict[str, deque[Live]] = {}
@@ -59,12 +60,15 @@ class GrammarTurns:
         return chosen
 
 
-def _wants_mask(live: Live, count: int) -> bool:
-    session = live.session
-    return session.constraint is not None and live.draw is not None and count > session.num_unfed
+def _wants_mask(row: Row[Live]) -> bool:
+    live, session = row.request, row.request.session
+    if session.constraint is None or live.draw is None:
+        return False
+    return row.num_tokens > session.num_unfed
 
 
-def _cost_s(live: Live) -> float:
-    constraint = live.session.constraint
-    assert constraint is not None, live
-    return constraint.cost_s
+def _cost_s(row: Row[Live]) -> float:
+    """One mask for each draw."""
+    constraint = row.request.session.constraint
+    assert constraint is not None, row
+    return constraint.cost_s * (1 + row.num_drafts)

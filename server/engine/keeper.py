@@ -12,17 +12,15 @@ from server.engine.config import EngineConfig
 from server.engine.detokenizer import Detokenizer
 from server.engine.live import Live
 from server.engine.replay import replay
+from server.engine.requests import RequestTable
 from server.engine.session import Session
-from server.engine.session_lifecycle import SessionEvent, Stage
 from server.engine.sessions import SessionTable
 from server.engine.types import SessionInfo
 from server.engine.value import (
     Deleted,
-    Entry,
     Opened,
     Past,
     Progress,
-    Record,
     Rewound,
     Saved,
     SessionValue,
@@ -36,22 +34,20 @@ UNREAD_PER_SAVE = 8
 
 
 class Keeper:
-    """The sessions of a table, and ``records`` of the kept ones. Owned by the engine.
+    """Makes sessions, keeps and copies them. Owned by the engine.
 
-    ``live`` are the engine's requests by their ids; a session that leaves takes
-    the one with it that it has parked.
+    A session that leaves takes the request with it that it has parked.
     """
 
     def __init__(
         self,
         table: SessionTable,
-        live: dict[str, Live],
+        requests: RequestTable,
         tokenizer: Tokenizer,
         config: EngineConfig,
     ) -> None:
-        self.records: list[Record] = []
         self.num_expired = self.num_evicted = 0
-        self._table, self._live = table, live
+        self._table, self._requests = table, requests
         self._tokenizer, self._config = tokenizer, config
 
     def open(
@@ -65,22 +61,8 @@ class Keeper:
         session = Session.of(value, Detokenizer(self._tokenizer), now)
         session.keep = keep
         self._table.add(session)
-        self.record(session, Opened(session.value(session.state)))
+        self._table.record(session, Opened(session.value(session.state)))
         return session
-
-    def record(self, session: Session, entry: Entry) -> None:
-        """Notes what happened, if the session is kept."""
-        if session.keep:
-            self.records.append((session.id, entry))
-
-    def take_records(self) -> list[Record]:
-        """The records since the last call."""
-        records, self.records = self.records, []
-        return records
-
-    def drop_records(self, session: str | None) -> None:
-        """Those of one session, or all."""
-        self.records = [] if session is None else [r for r in self.records if r[0] != session]
 
     def value(self, session: Session) -> SessionValue:
         """The session now, with its own copy of the state."""
@@ -104,12 +86,12 @@ class Keeper:
 
     def delete(self, session: Session) -> None:
         """Forgets a session that runs nothing."""
-        self.record(session, Deleted())
+        self._table.record(session, Deleted())
         self._table.close(session)
 
     def forget(self, session: Session) -> None:
         """A session that runs something will end with it."""
-        self.record(session, Deleted())
+        self._table.record(session, Deleted())
         session.keep = False
 
     # Copies
@@ -137,7 +119,7 @@ class Keeper:
                 copy.epoch = copy.seq = copy.log_index = 0
                 self._table.add(copy)
                 copies.append(copy)
-                self.record(copy, Opened(copy.value(copy.state)))
+                self._table.record(copy, Opened(copy.value(copy.state)))
         except CapacityExhausted:
             for copy in copies:
                 self.delete(copy)
@@ -155,7 +137,7 @@ class Keeper:
         new.epoch, new.seq, new.log_index = old.epoch + 1, old.seq, old.log_index
         self._table.close(old)
         self._table.add(new)
-        self.record(new, Rewound(new.value(new.state)))
+        self._table.record(new, Rewound(new.value(new.state)))
         return new
 
     def _from_past(self, past: Past, id: str, owner: str, now: float) -> Session:
@@ -176,11 +158,7 @@ class Keeper:
         self.make_room()
         session = Session.of(past.value, Detokenizer(self._tokenizer), now)
         progress = replay(session, past.value.progress, past.entries)
-        session.stage = Stage.LOADING
-        is_idle = progress is None
-        self._table.add(
-            session, SessionEvent.RESTORE if is_idle else SessionEvent.RESTORE_UNFINISHED
-        )
+        self._table.add(session)
         return session, progress
 
     def make_room(self) -> None:
@@ -199,10 +177,8 @@ class Keeper:
     def evict(self, session: Session) -> None:
         """The store alone has the session from now on, with what it runs, which is parked."""
         self.num_evicted += 1
-        session.move(SessionEvent.EVICT)
         self._record_value(session, evicted=True)
-        self._drop_parked(session)
-        self._table.leave(session)
+        self._forget(session)
 
     def expire(self, now: float) -> None:
         """Evicts sessions that have been idle for too long: to the store, or for good."""
@@ -213,21 +189,20 @@ class Keeper:
             if self._config.can_evict:
                 self.evict(session)
             else:
-                self.record(session, Deleted())
-                self._drop_parked(session)
-                self._table.drop_request(session)
-                self._table.close(session)
+                self._table.record(session, Deleted())
+                self._forget(session)
 
     def _record_value(self, session: Session, evicted: bool) -> None:
         """Unless a store continues better from what it has."""
         value = self.value(session)
         if self._table.is_finite(value.state):
-            self.record(session, Saved(value, evicted))
+            self._table.record(session, Saved(value, evicted))
 
-    def _drop_parked(self, session: Session) -> None:
-        if (live := self._table.request_of(session)) is not None:
-            assert live.parked, live
-            del self._live[live.request.request_id]
+    def _forget(self, session: Session) -> None:
+        """With the request that it has parked."""
+        self._requests.leave(session)
+        self._table.drop_request(session)
+        self._table.close(session)
 
 
 def info_of(session: Session, live: Live | None, state_bytes: int, now: float) -> SessionInfo:

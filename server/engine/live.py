@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +16,7 @@ from server.engine.runner import Draw, TokenScore
 from server.engine.sampling import has_penalty
 from server.engine.session import Session
 from server.engine.turn_text import TurnText
-from server.engine.types import Request, Top
+from server.engine.types import Request
 from server.engine.value import Progress
 
 
@@ -31,7 +32,7 @@ class Live:
     tokens that end it, ``silent_ends`` those that end a text under a grammar: they are no part
     of it.
     At ``max_generated`` tokens it parks. ``scores`` and ``embedding`` are those of the
-    prompt so far, ``logprob`` and ``top`` those of the last token drawn, where wanted.
+    prompt so far, ``drafts`` what a drafter proposes for the next step.
     """
 
     request: Request = field(repr=False)
@@ -52,8 +53,7 @@ class Live:
     wants_logprobs: bool = False
     logprob_sum: float | None = None
     num_top: int | None = None
-    logprob: float | None = None
-    top: Top = ()
+    drafts: Sequence[int] = ()
     phase: Phase = Phase.WAITING
     num_generated: int = 0
     num_cached: int = 0  # tokens of the prompt that the prefix cache had
@@ -143,6 +143,24 @@ class Live:
             return session.plan
         count = session.num_unfed + self.feeds_last
         return min(count, self.boundaries[0] - session.position) if self.boundaries else count
+
+    @property
+    def num_drafts(self) -> int:
+        """Tokens proposed to follow those that are unfed."""
+        return len(self.drafts)
+
+    def max_drafts(self, limit: int) -> int:
+        """How many drafts may be of use where a row has room for ``limit``; 0 or less: none.
+
+        The last token of a request is never fed. Where a chat's turn may force a token, what
+        comes after it is not known.
+        """
+        if self.draw is None or self.alone or self.boundaries:
+            return 0
+        if self.turn is not None and self.turn.may_restrict:
+            return 0
+        most = min(self.max_tokens, self.max_generated) - self.num_generated - 1
+        return min(limit - self.session.num_unfed, most)
 
     def start_scoring(self) -> None:
         """From here to the end of its prompt; its last token is left for a draw."""

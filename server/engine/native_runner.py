@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from server.engine.runner import NO_TOKEN, Draw, Feed, TokenScore
+from server.engine.cpu_state_pool import CpuStatePool
+from server.engine.runner import Draw, Feed, RowOutput, TokenScore
 from server.engine.sampling import PENALTY_WINDOW
-from server.engine.state_pool import StatePool
 from server.engine.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ class NativeRunner:
 
     grid: tuple[int, ...] = ()
 
-    def __init__(self, runtime: Runtime, pool: StatePool) -> None:
+    def __init__(self, runtime: Runtime, pool: CpuStatePool) -> None:
         self._runtime, self._blocks = runtime, pool.blocks
 
     def prepare(self, params: SamplingParams) -> Draw:
@@ -43,19 +42,19 @@ class NativeRunner:
             penalty_window=PENALTY_WINDOW,
         )
 
-    def run(self, feeds: Sequence[Feed]) -> list[int]:
+    def run(self, feeds: Sequence[Feed]) -> list[RowOutput]:
         columns = map(list, zip(*feeds, strict=True))
-        slots, positions, tokens, draws, recents, allowed = columns
-        some = recents if any(recents) else None
-        masks = [None if mask is None else (mask,) for mask in allowed]
-        drawn = self._runtime.run(self._blocks, slots, positions, tokens, draws, some, masks)
-        return [row[0] if row else NO_TOKEN for row in drawn]
-
-    def logprobs(self) -> list[float]:
-        return [row[0] if row else math.nan for row in self._runtime.logprobs()]
-
-    def top_logprobs(self) -> list[list[tuple[int, float]]]:
-        return [row[0] if row else [] for row in self._runtime.top_logprobs()]
+        slots, positions, tokens, draws, recents, allowed, num_draws, wants_logprobs = columns
+        drawn = self._runtime.run(
+            *(self._blocks, slots, positions, tokens, draws),
+            recents=recents if any(recents) else None,
+            allowed=allowed if any(masks is not None for masks in allowed) else None,
+            num_draws=num_draws if any(num > 1 for num in num_draws) else None,
+        )
+        if not any(wants_logprobs):
+            return [RowOutput(each) for each in drawn]
+        scores = self._runtime.logprobs(), self._runtime.top_logprobs()
+        return list(map(RowOutput, drawn, *scores))
 
     def score(self, feed: Feed, following: int, num_top: int = 0) -> list[TokenScore]:
         slot, position, tokens = feed.slot, feed.position, feed.tokens

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from server.engine.types import SamplingParams
 
-#: In the place of a token: none was wanted, or the model's output was not finite.
-NO_TOKEN, NOT_FINITE = -1, -2
+#: In the place of a token: the model's output was not finite.
+NOT_FINITE = -2
 
 #: To which `Runner.embed` rounds; a float32 near one is no finer. Sums are exact below 2**29.
 HIDDEN_UNIT = 2.0**-24
@@ -23,15 +23,19 @@ HIDDEN_UNIT = 2.0**-24
 #: What a runner makes once of a request's parameters; opaque to all others.
 Draw = Any
 
+#: Bit ``i % 32`` of word ``i // 32`` says whether token i may be drawn: uint32, as many words as
+#: the ids need or more.
+Mask = npt.NDArray[np.uint32]
+
 
 class Feed(NamedTuple):
     """One row of a step: ``tokens``, one or more, for the state of ``slot``.
 
-    ``position`` counts the tokens that the state has seen. With a ``draw`` the
-    next token is sampled, at position ``position + len(tokens)``; ``recent``
-    are the session's last tokens, these included, where a penalty needs them.
-    ``allowed`` restricts the draw: bit ``i % 32`` of word ``i // 32`` says whether
-    token i may come, uint32, as many words as the ids need or more.
+    ``position`` counts the tokens that the state has seen. With a ``draw`` a token is sampled
+    after each of the last ``num_draws`` of ``tokens``: after token i at position
+    ``position + i + 1``. ``recent`` are the session's last tokens, all of these included, where
+    a penalty needs them. ``allowed`` restricts the draws, one mask or None for each of them.
+    ``wants_logprobs`` asks how likely the drawn tokens were.
     """
 
     slot: int
@@ -39,7 +43,21 @@ class Feed(NamedTuple):
     tokens: Sequence[int]
     draw: Draw | None = None
     recent: Sequence[int] | None = None
-    allowed: npt.NDArray[np.uint32] | None = None
+    allowed: Sequence[Mask | None] | None = None
+    num_draws: int = 1
+    wants_logprobs: bool = False
+
+
+class RowOutput(NamedTuple):
+    """What a row gave: its ``tokens``, one for each draw, or `NOT_FINITE` in the place of one.
+
+    Where the feed asks for them, ``logprobs`` and ``tops`` have as many entries: those of
+    `TokenScore`, to the bit, NaN and empty where there is no token.
+    """
+
+    tokens: Sequence[int] = ()
+    logprobs: Sequence[float] = ()
+    tops: Sequence[Sequence[tuple[int, float]]] = ()
 
 
 class TokenScore(NamedTuple):
@@ -58,7 +76,8 @@ class Runner(Protocol):
     """The model on the rows of a state pool. Not thread-safe: the engine's thread owns it.
 
     ``grid`` has the chunk sizes, descending, on which prompts are cut, because
-    another cut gives other bits; empty where every cut gives the same.
+    another cut gives other bits; empty where every cut gives the same. With a grid a row
+    draws one token at most.
     """
 
     @property
@@ -67,26 +86,12 @@ class Runner(Protocol):
     def prepare(self, params: SamplingParams) -> Draw:
         """The draws of one request; ``params`` are checked by `server.engine.sampling`."""
 
-    def run(self, feeds: Sequence[Feed]) -> list[int]:
-        """Feeds every row, in place; a token per row, or `NO_TOKEN` or `NOT_FINITE`.
+    def run(self, feeds: Sequence[Feed]) -> list[RowOutput]:
+        """Feeds every row, in place; what each has drawn.
 
         No slot is in two rows. All or none: where it raises, whatever it is, no
         state has changed, so that the rows can be run again, also one by one.
         Raises `ValueError` for an ``allowed`` that allows no id that exists.
-        """
-
-    def logprobs(self) -> list[float]:
-        """How likely the tokens of the last `run` were, where their draws ask for it.
-
-        They do by ``logprob`` or a ``top_logprobs`` that is not None. A number per
-        row: that of `TokenScore`, to the bit; NaN where it was not asked for or no token
-        was drawn.
-        """
-
-    def top_logprobs(self) -> list[list[tuple[int, float]]]:
-        """The most likely tokens of the last `run`, as many as each draw's ``top_logprobs``.
-
-        A list per row: `TokenScore.top`, to the bit; empty where there is no number.
         """
 
     def score(self, feed: Feed, following: int, num_top: int = 0) -> list[TokenScore]:

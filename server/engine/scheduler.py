@@ -1,9 +1,12 @@
 """What runs in the next step: a decision over counts and positions, without tensors.
 
-Every running request gets one token per step: its next one to decode, or the
-last of its prompt. In addition at most `PREFILL_TOKENS` tokens of prompts are
-fed, taken in turn. So prompts, however long or many, delay each token of
-another stream by no more than that, and long prompts advance alike.
+A row of the plan feeds tokens of one request: those of its text that are unfed, and drafts
+of those that follow. A prompt and a stream that is decoded differ in that number alone. A request
+with one unfed token (or, where there is a drafter, no more than it may leave unfed) is fed in
+every step. In addition at most `PREFILL_TOKENS` tokens of longer rows are fed, taken in turn. So
+prompts, however long or many, delay each token of another stream by no more than that, and long
+prompts advance alike. Drafts, and what rejected drafts have left unfed, have a bound of their own:
+`DRAFT_TOKENS`.
 
 Where more requests are there than can run, owners take turns, and a request that
 generates without end makes room after `TURN_TOKENS` tokens: its state is one
@@ -20,10 +23,14 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Hashable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 #: Tokens of prompts that one step feeds; no chunk is larger.
 PREFILL_TOKENS = 128
+
+#: Drafts in one step, and tokens that earlier drafts have left unfed, of all requests together;
+#: what is unfed is fed in any case.
+DRAFT_TOKENS = 64
 
 #: Tokens that a request generates before it makes room for one that waits.
 TURN_TOKENS = 256
@@ -41,6 +48,10 @@ class Schedulable(Hashable, Protocol):
         """Tokens known but not yet fed: of the prompt, or the last one sampled."""
 
     @property
+    def num_drafts(self) -> int:
+        """Tokens proposed to follow those that are unfed."""
+
+    @property
     def owner(self) -> str:
         """The tenant."""
 
@@ -52,16 +63,26 @@ class Schedulable(Hashable, Protocol):
 R = TypeVar("R", bound=Schedulable)
 
 
+class Row(NamedTuple, Generic[R]):
+    """A request feeds ``num_tokens`` of its unfed tokens in a step, and then ``num_drafts``."""
+
+    request: R
+    num_tokens: int
+    num_drafts: int = 0
+
+
 class Scheduler(Generic[R]):
     """In turn for owners, and for the requests of an owner; up to ``max_running`` at once.
 
     ``grid`` has chunk sizes in descending order, each a multiple of the next,
-    or none where prompts may be cut anywhere.
+    or none where prompts may be cut anywhere. ``max_drafts``: see `Drafter`; none with a grid.
     """
 
-    def __init__(self, grid: tuple[int, ...], max_running: int, max_waiting: int) -> None:
-        assert not grid or grid[0] <= PREFILL_TOKENS, grid
-        self.grid = grid
+    def __init__(
+        self, grid: tuple[int, ...], max_running: int, max_waiting: int, max_drafts: int = 0
+    ) -> None:
+        assert not grid or (grid[0] <= PREFILL_TOKENS and not max_drafts), (grid, max_drafts)
+        self.grid, self._max_short = grid, 1 + max_drafts
         self.max_running = max_running
         self.max_waiting = max_waiting
         self.running: dict[R, None] = {}  # in the order of their turns
@@ -110,40 +131,47 @@ class Scheduler(Generic[R]):
             return None
         return next((r for r in self.running if r.num_in_turn >= TURN_TOKENS), None)
 
-    def plan(self) -> list[tuple[R, int]]:
-        """The running requests of the next step, and how many tokens each feeds."""
-        single, prompts = [], []
+    def plan(self) -> list[Row[R]]:
+        """The rows of the next step: those of prompts first."""
+        short, prompts = [], []
+        left = DRAFT_TOKENS
         for request in self.running:
-            if request.num_unfed == 1:
-                single.append((request, 1))
+            num_tokens = request.num_unfed
+            if num_tokens == 1 and not request.num_drafts:
+                short.append(Row(request, 1))
+            elif num_tokens <= self._max_short:
+                left -= num_tokens - 1
+                num_drafts = max(0, min(request.num_drafts, left))
+                left -= num_drafts
+                short.append(Row(request, num_tokens, num_drafts))
             else:
                 prompts.append(request)
         if not prompts:
-            return single
+            return short
         chunks = self._chunks_on_grid(prompts) if self.grid else self._chunks(prompts)
-        for request, size in chunks:
-            if size > 1:  # to the back of the queue
+        for request, num_tokens, _ in chunks:
+            if num_tokens > 1:  # to the back of the queue
                 del self.running[request]
                 self.running[request] = None
-        return chunks + single
+        return chunks + short
 
-    def _chunks(self, prompts: list[R]) -> list[tuple[R, int]]:
+    def _chunks(self, prompts: list[R]) -> list[Row[R]]:
         """As many tokens as the bound leaves, to the first in turn first."""
         chunks, left = [], PREFILL_TOKENS
         for request in prompts:
             if not left:
                 break
             size = min(request.num_unfed, left)
-            chunks.append((request, size))
+            chunks.append(Row(request, size))
             left -= size
         return chunks
 
-    def _chunks_on_grid(self, prompts: list[R]) -> list[tuple[R, int]]:
+    def _chunks_on_grid(self, prompts: list[R]) -> list[Row[R]]:
         """Chunks of the size that is first in turn; one token each for what is off the grid."""
         sizes = {request: self._chunk_size(request) for request in prompts}
         size = next((size for size in sizes.values() if size > 1), 1)
-        chunks = [(r, size) for r in prompts if sizes[r] == size > 1][: PREFILL_TOKENS // size]
-        return chunks + [(r, 1) for r in prompts if sizes[r] == 1]
+        chunks = [Row(r, size) for r in prompts if sizes[r] == size > 1][: PREFILL_TOKENS // size]
+        return chunks + [Row(r, 1) for r in prompts if sizes[r] == 1]
 
     def _chunk_size(self, request: R) -> int:
         """The size of the chunk that the request's next tokens make; 1 where they make none."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from server.engine.constraint import OpenConstraint
 from server.engine.detokenizer import Detokenizer
 from server.engine.sampling import PENALTY_WINDOW
-from server.engine.session_lifecycle import SessionEvent, Stage, next_stage
 from server.engine.turn_text import TurnText
 from server.engine.types import Request
 from server.engine.value import Origin, Progress, SessionValue, StateBlock, UnfedSegment
@@ -53,9 +52,8 @@ class Session:
     constraint: OpenConstraint | None = field(default=None, repr=False)
     expendable: bool = False
     origin: Origin | None = None
-    stage: Stage = Stage.ABSENT
     recent: deque[int] = field(default_factory=lambda: deque(maxlen=PENALTY_WINDOW), repr=False)
-    _debt: deque[_Unfed] = field(default_factory=deque)
+    _segments: deque[_Unfed] = field(default_factory=deque)
 
     @classmethod
     def of(cls, value: SessionValue, detokenizer: Detokenizer, now: float) -> Session:
@@ -66,8 +64,8 @@ class Session:
         session.saved_position = value.position
         session.pending, session.origin = value.pending, value.origin
         session.recent.extend(value.recent)
-        for segment in value.debt:
-            session._debt.append(_Unfed(list(segment.tokens), segment.plan))
+        for segment in value.unfed:
+            session._segments.append(_Unfed(list(segment.tokens), segment.plan))
             session.num_unfed += len(segment.tokens)
         session.write_on(value)
         return session
@@ -79,7 +77,7 @@ class Session:
             self.owner,
             self.epoch,
             self.position,
-            tuple(_segment(unfed) for unfed in self._debt),
+            tuple(_segment(unfed) for unfed in self._segments),
             self.pending,
             self.seq,
             self.log_index,
@@ -90,10 +88,6 @@ class Session:
             None if self.constraint is None else self.constraint.value,
             self.origin,
         )
-
-    def move(self, event: SessionEvent) -> None:
-        """Goes to the next stage, as the table of stages allows."""
-        self.stage = next_stage(self.stage, event)
 
     @property
     def length(self) -> int:
@@ -113,9 +107,9 @@ class Session:
     @property
     def plan(self) -> int:
         """Tokens of the prompt that the next token unfed begins; 1 where it is fed alone."""
-        if not self._debt or not self._debt[0].plan:
+        if not self._segments or not self._segments[0].plan:
             return 1
-        return self._debt[0].plan - self._debt[0].num_fed
+        return self._segments[0].plan - self._segments[0].num_fed
 
     def write_on(self, value: SessionValue) -> None:
         """Continues with the unfinished character of ``value``, and under its constraint."""
@@ -143,22 +137,22 @@ class Session:
         """Adds a prompt to the text; the token that was pending is the first of it."""
         unfed = [*([] if self.pending is None else [self.pending]), *tokens]
         self.pending = unfed.pop()
-        self._owe(unfed, len(unfed))
+        self._add_unfed(unfed, len(unfed))
 
     def hold(self, token: int) -> None:
         """Adds a generated token to the text; one that is still pending has not been fed alone."""
-        if self.pending is not None:
-            if self._debt and not self._debt[-1].plan:
-                self._debt[-1].tokens.append(self.pending)
+        if self.pending is not None:  # it has not been fed
+            if self._segments and not self._segments[-1].plan:
+                self._segments[-1].tokens.append(self.pending)
                 self.num_unfed += 1
             else:
-                self._owe([self.pending], 0)
+                self._add_unfed([self.pending], 0)
         self.pending = token
 
     def next(self, count: int) -> list[int]:
         """The next ``count`` tokens for the state: the unfed ones, then the pending one."""
         tokens: list[int] = []
-        for unfed in self._debt:
+        for unfed in self._segments:
             if len(tokens) == count:
                 return tokens
             tokens += unfed.tokens[unfed.num_fed : unfed.num_fed + count - len(tokens)]
@@ -172,14 +166,14 @@ class Session:
         self.position += len(tokens)
         self.recent.extend(tokens)
         left = len(tokens)
-        while left and self._debt:
-            unfed = self._debt[0]
+        while left and self._segments:
+            unfed = self._segments[0]
             part = min(left, len(unfed.tokens) - unfed.num_fed)
             unfed.num_fed += part
             self.num_unfed -= part
             left -= part
             if unfed.num_fed == len(unfed.tokens):
-                self._debt.popleft()
+                self._segments.popleft()
         if left:
             self.pending = None
 
@@ -193,10 +187,10 @@ class Session:
         if not excess:
             return
         self.pending = None
-        self._unowe(excess - 1)
+        self._drop_unfed(excess - 1)
         if self.num_unfed:
-            self.pending = self._debt[-1].tokens[-1]
-            self._unowe(1)
+            self.pending = self._segments[-1].tokens[-1]
+            self._drop_unfed(1)
         value = self.value(self.state)
         self.detokenizer.restore(value.undecoded, self._is_start(value))
 
@@ -212,21 +206,21 @@ class Session:
         known = value.known
         return len(known) == value.length and all(map(self.detokenizer.is_silent, known))
 
-    def _owe(self, tokens: list[int], plan: int) -> None:
+    def _add_unfed(self, tokens: list[int], plan: int) -> None:
         if tokens:
-            self._debt.append(_Unfed(tokens, plan))
+            self._segments.append(_Unfed(tokens, plan))
             self.num_unfed += len(tokens)
 
-    def _unowe(self, count: int) -> None:
+    def _drop_unfed(self, count: int) -> None:
         """Drops the last ``count`` of the unfed tokens."""
         while count:
-            unfed = self._debt[-1]
+            unfed = self._segments[-1]
             part = min(count, len(unfed.tokens) - unfed.num_fed)
             del unfed.tokens[len(unfed.tokens) - part :]
             self.num_unfed -= part
             count -= part
             if unfed.num_fed == len(unfed.tokens):
-                self._debt.pop()
+                self._segments.pop()
 
 
 def _segment(unfed: _Unfed) -> UnfedSegment:

@@ -11,20 +11,21 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
-import numpy as np
-
 from server.engine.live import Live
 from server.engine.session import Session
-from server.engine.session_lifecycle import SessionEvent, Stage
 from server.engine.state_pool import StatePool
-from server.engine.value import StateBlock
+from server.engine.value import Entry, Record, StateBlock
 from server.errors import SessionBusy, SessionNotFound
 
 
 class SessionTable:
-    """Opens, finds and closes sessions, and moves their states between slots and sleep."""
+    """Opens, finds and closes sessions, and moves their states between slots and sleep.
+
+    ``records`` are what has happened to the kept ones, in order, for a store.
+    """
 
     def __init__(self, pool: StatePool, max_asleep: int, ttl_s: float) -> None:
+        self.records: list[Record] = []
         self._pool = pool
         self._max_sessions = pool.num_slots + max_asleep
         self._ttl_s = ttl_s
@@ -51,10 +52,14 @@ class SessionTable:
         """Whether one more session may be added."""
         return len(self._sessions) < self._max_sessions
 
-    def add(self, session: Session, event: SessionEvent = SessionEvent.OPEN) -> None:
+    def record(self, session: Session, entry: Entry) -> None:
+        """Notes what happened, if the session is kept."""
+        if session.keep:
+            self.records.append((session.id, entry))
+
+    def add(self, session: Session) -> None:
         """A session without a slot, which is new or comes from the store."""
         assert self.has_room and session.id not in self._sessions, session.id
-        session.move(event)
         self._sessions[session.id] = session
         if session.keep:
             self._quiet[session.id] = session
@@ -75,14 +80,9 @@ class SessionTable:
         """The session runs ``live``. Raises `SessionBusy` where it runs another one."""
         if session.id in self._requests:
             raise SessionBusy
-        session.move(SessionEvent.BEGIN)
-        self.run(session, live)
-        self._quiet.pop(session.id, None)
-
-    def run(self, session: Session, live: Live) -> None:
-        """Notes what the session runs, parked or not."""
-        assert session.id not in self._requests, session
         self._requests[session.id] = live
+        if not live.parked:
+            self._quiet.pop(session.id, None)
 
     def request_of(self, session: Session) -> Live | None:
         """The request that the session runs."""
@@ -90,8 +90,7 @@ class SessionTable:
 
     def drop_request(self, session: Session) -> None:
         """The session runs nothing; the caller says what becomes of it."""
-        if self._requests.pop(session.id, None) is not None:
-            session.move(SessionEvent.FINISH)
+        self._requests.pop(session.id, None)
 
     def end(self, session: Session, now: float) -> None:
         """The request is over: a kept session goes idle, another is closed."""
@@ -102,16 +101,9 @@ class SessionTable:
         else:
             self.close(session)
 
-    def leave(self, session: Session) -> None:
-        """The store has the session from now on, with the request that it has parked."""
-        self._requests.pop(session.id, None)
-        self.close(session, SessionEvent.SAVED)
-
-    def close(self, session: Session, event: SessionEvent = SessionEvent.CLOSE) -> None:
+    def close(self, session: Session) -> None:
         """Forgets the session, with its slot."""
         assert session.id not in self._requests, session
-        session.move(event)
-        assert session.stage is Stage.ABSENT, session
         del self._sessions[session.id]
         self._quiet.pop(session.id, None)
         self._slotted.pop(session.id, None)
@@ -141,7 +133,7 @@ class SessionTable:
                 slot = self._pool.allocate()
                 assert slot is not None
             if session.state is not None:
-                self._pool.block(slot)[:] = session.state.data
+                self._pool.write(slot, session.state)
                 session.state = None
             session.slot = slot
         self._slotted.pop(session.id, None)
@@ -150,7 +142,7 @@ class SessionTable:
     def put(self, session: Session, state: StateBlock) -> None:
         """Makes ``state`` that of a session that has a slot."""
         assert session.slot is not None, session
-        self._pool.block(session.slot)[:] = state.data
+        self._pool.write(session.slot, state)
 
     def release(self, session: Session) -> None:
         """The session does not run now: its slot may be reused."""
@@ -163,15 +155,11 @@ class SessionTable:
             return None
         if session.slot is None:
             return session.state
-        return StateBlock(self._pool.block(session.slot).copy())
+        return self._pool.read(session.slot)
 
     def is_finite(self, state: StateBlock | None) -> bool:
         """Whether ``state`` is worth keeping: what is not finite in it never will be again."""
-        if state is None:
-            return True
-        layers = self._pool.layout.views(state.data[None])
-        tensors = (tensor for layer in layers for tensor in layer.values())
-        return all(bool(np.isfinite(tensor).all()) for tensor in tensors)
+        return state is None or self._pool.is_finite(state)
 
     def _sleep(self, session: Session) -> None:
         session.state = self.state_of(session)

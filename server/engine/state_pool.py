@@ -1,35 +1,30 @@
-"""All sessions' states in one allocation of known size: a slot is a row, capacity an integer.
+"""All sessions' states in a pool of known size: a slot each, so that capacity is an integer.
 
-The address space is reserved at start, so a session never fails for want of it
-later; a page of it takes memory when it is first written. A slot is zeroed when
-it is handed out: zero is the empty state, and no session can meet what another
-one left.
+The backend makes the pool, next to the runner that reads and writes its slots. Nothing above
+sees how a state is stored: it goes in and out as a `StateBlock`.
 """
 
 from __future__ import annotations
 
-import mmap
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
-
-from model.state import StateLayout
-
-Block = npt.NDArray[np.uint8]
+from server.engine.value import StateBlock
 
 
-class StatePool:
-    """``num_slots`` blocks of state: the rows of ``blocks``, [num_slots, num_bytes] uint8.
+class StatePool(ABC):
+    """``num_slots`` states of ``state_bytes`` bytes. The engine's thread owns it.
 
-    The caller frees each slot that it allocates. Raises `OSError` where the system
-    has no such room.
+    A slot is zeroed when it is allocated: zero is the empty state, and no session can
+    meet what another one left. The caller frees each slot that it allocates.
+
+    All methods take effect in the order of their calls. A copy to or from memory may complete
+    later: reading `StateBlock.data` waits for it, which the engine thread does not do.
     """
 
-    def __init__(self, layout: StateLayout, num_slots: int) -> None:
+    def __init__(self, num_slots: int, state_bytes: int) -> None:
         assert num_slots > 0, num_slots
-        self.layout, self.num_slots = layout, num_slots
-        memory = mmap.mmap(-1, num_slots * layout.num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.blocks: Block = np.frombuffer(memory, np.uint8).reshape(num_slots, layout.num_bytes)
+        self.num_slots, self.state_bytes = num_slots, state_bytes
         self._free = list(range(num_slots))[::-1]
         self._held: set[int] = set()
 
@@ -43,7 +38,7 @@ class StatePool:
             return None
         slot = self._free.pop()
         self._held.add(slot)
-        self.blocks[slot] = 0
+        self.zero(slot)
         return slot
 
     def free(self, slot: int) -> None:
@@ -51,7 +46,33 @@ class StatePool:
         self._held.remove(slot)
         self._free.append(slot)
 
-    def block(self, slot: int) -> Block:
-        """The slot's bytes, [num_bytes] uint8, sharing the pool's memory."""
-        block: Block = self.blocks[slot]
-        return block
+    @abstractmethod
+    def zero(self, slot: int) -> None:
+        """Makes the state of ``slot`` the empty one."""
+
+    @abstractmethod
+    def read(self, slot: int) -> StateBlock:
+        """A copy of the state as it is now; later steps do not change it."""
+
+    @abstractmethod
+    def write(self, slot: int, state: StateBlock) -> None:
+        """Makes ``state`` that of ``slot``."""
+
+    @abstractmethod
+    def copy(self, source: int, target: int) -> None:
+        """Makes the state of ``source`` that of ``target``, too."""
+
+    @abstractmethod
+    def is_finite(self, state: StateBlock) -> bool:
+        """Whether ``state`` has finite numbers only: others never become finite again."""
+
+    @abstractmethod
+    def checkpoint(self, slots: Sequence[int]) -> None:
+        """Remembers the states of ``slots`` for `restore`, instead of those of the last call.
+
+        Raises `MemoryError` where there is no room for them; then nothing has changed.
+        """
+
+    @abstractmethod
+    def restore(self, slot: int) -> None:
+        """Makes the state of ``slot`` what it was at the last `checkpoint`, which had the slot."""

@@ -19,19 +19,16 @@ from torch import Tensor
 
 from model.architectures.network import ModelState, Network
 from model.state_tensors import state_views
+from server.engine.cpu_state_pool import CpuStatePool
 from server.engine.invariance import batches, row_sizes
-from server.engine.runner import HIDDEN_UNIT, NO_TOKEN, Feed, TokenScore
+from server.engine.runner import HIDDEN_UNIT, Feed, Mask, RowOutput, TokenScore
 from server.engine.sampler import Draw, allows_any, sample, scores_of
-from server.engine.state_pool import StatePool
 from server.engine.types import SamplingParams
 
 #: Chunk sizes of prompts, each a multiple of the next.
 GRID = (64, 16)
 
 Forward = Callable[[Tensor, ModelState, Tensor], tuple[Tensor, ModelState]]
-
-#: Of a row that draws nothing, or whose logits are not finite.
-NOTHING = TokenScore(math.nan, [])
 
 #: What slots [B] int64 will hold: the first B rows of a state.
 Change = tuple[Tensor, ModelState]
@@ -47,7 +44,7 @@ class TorchRunner:
     def __init__(
         self,
         model: Network,
-        pool: StatePool,
+        pool: CpuStatePool,
         num_ids: int,
         grid: tuple[int, ...] = GRID,
     ) -> None:
@@ -56,14 +53,13 @@ class TorchRunner:
         self._model = model
         self._views = state_views(pool.layout, torch.from_numpy(pool.blocks))
         self.row_sizes = row_sizes(model)
-        self._scores: list[TokenScore] = []
 
     def prepare(self, params: SamplingParams) -> SamplingParams:
         """The sampler takes them as they are."""
         return params
 
     @torch.inference_mode()
-    def run(self, feeds: Sequence[Feed]) -> list[int]:
+    def run(self, feeds: Sequence[Feed]) -> list[RowOutput]:
         """See `server.engine.runner.Runner.run`. Chunks of each size, then single tokens.
 
         The pool changes at the end, when nothing is left that may fail.
@@ -76,16 +72,9 @@ class TorchRunner:
             part = [feeds[i] for i in index]
             logits = self._decode(part, changes) if size == 1 else self._prefill(part, changes)
             rows.update(zip(index, logits, strict=True))
-        tokens, scores = self._sample(feeds, rows)
+        outputs = self._sample(feeds, rows)
         self._commit(changes)
-        self._scores = scores
-        return tokens
-
-    def logprobs(self) -> list[float]:
-        return [logprob for logprob, _ in self._scores]
-
-    def top_logprobs(self) -> list[list[tuple[int, float]]]:
-        return [top for _, top in self._scores]
+        return outputs
 
     @torch.inference_mode()
     def score(self, feed: Feed, following: int, num_top: int = 0) -> list[TokenScore]:
@@ -124,29 +113,30 @@ class TorchRunner:
         num_slots = self._num_slots
         if len(set(slots)) < len(slots) or not all(0 <= slot < num_slots for slot in slots):
             raise ValueError(f"slots must differ and be in 0..{num_slots - 1}, not {slots}")
-        masks = (f.allowed for f in feeds if f.draw is not None and f.allowed is not None)
-        if not all(allows_any(mask, self._num_ids) for mask in masks):
+        if any(feed.num_draws != 1 for feed in feeds):
+            raise ValueError("a row draws one token at most")
+        masks = (_mask(feed) for feed in feeds if feed.draw is not None)
+        if not all(mask is None or allows_any(mask, self._num_ids) for mask in masks):
             raise ValueError("a mask must be uint32, have bits for all ids, and allow one of them")
 
-    def _sample(
-        self, feeds: Sequence[Feed], rows: dict[int, Tensor]
-    ) -> tuple[list[int], list[TokenScore]]:
-        """Tokens of all rows, from the logits of those that may draw, and how likely they were."""
-        tokens, scores = [NO_TOKEN] * len(feeds), [NOTHING] * len(feeds)
+    def _sample(self, feeds: Sequence[Feed], rows: dict[int, Tensor]) -> list[RowOutput]:
+        """What all rows draw, from the logits of those that may."""
+        outputs = [RowOutput()] * len(feeds)
         index = [i for i, feed in enumerate(feeds) if feed.draw is not None]
-        if index:
-            draws = [_draw(feeds[i]) for i in index]
-            logits = torch.stack([rows[i] for i in index])[:, : self._num_ids]
-            drawn = sample(logits, draws)
-            for i, token in zip(index, drawn, strict=True):
-                tokens[i] = token
-            wanted = [row for row, d in enumerate(draws) if _asks(d.params) and drawn[row] >= 0]
-            if wanted:
-                num_tops = [draws[row].params.top_logprobs or 0 for row in wanted]
-                found = scores_of(logits[wanted], [drawn[row] for row in wanted], num_tops)
-                for row, each in zip(wanted, found, strict=True):
-                    scores[index[row]] = each
-        return tokens, scores
+        if not index:
+            return outputs
+        draws = [_draw(feeds[i]) for i in index]
+        logits = torch.stack([rows[i] for i in index])[:, : self._num_ids]
+        drawn = sample(logits, draws)
+        for i, token in zip(index, drawn, strict=True):
+            outputs[i] = RowOutput((token,), (math.nan,), ((),))
+        wanted = [row for row, i in enumerate(index) if feeds[i].wants_logprobs and drawn[row] >= 0]
+        if wanted:
+            num_tops = [draws[row].params.top_logprobs or 0 for row in wanted]
+            scores = scores_of(logits[wanted], [drawn[row] for row in wanted], num_tops)
+            for row, (logprob, top) in zip(wanted, scores, strict=True):
+                outputs[index[row]] = RowOutput((drawn[row],), (logprob,), (top,))
+        return outputs
 
     def _prefill(self, feeds: list[Feed], changes: list[Change]) -> Tensor:
         """A chunk for each slot; the logits after its last token, [B, vocabulary] float32."""
@@ -209,9 +199,9 @@ class TorchRunner:
 
 def _draw(feed: Feed) -> Draw:
     assert isinstance(feed.draw, SamplingParams), feed.draw
-    return Draw(feed.draw, feed.position + len(feed.tokens), feed.recent or (), feed.allowed)
+    return Draw(feed.draw, feed.position + len(feed.tokens), feed.recent or (), _mask(feed))
 
 
-def _asks(params: SamplingParams) -> bool:
-    """Whether the drawn token's log-probability is wanted."""
-    return params.logprob or params.top_logprobs is not None
+def _mask(feed: Feed) -> Mask | None:
+    """That of the row's one draw."""
+    return None if feed.allowed is None else feed.allowed[0]

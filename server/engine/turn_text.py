@@ -88,6 +88,13 @@ class TurnText:
         return self.is_within_thinking or self._thoughts.part is TurnPhase.CLOSED
 
     @property
+    def may_restrict(self) -> bool:
+        """Whether `allowed` may give a mask for this token or a later one."""
+        if self._forced or (self._grammar and self.is_thinking):
+            return True
+        return self._turn.budget is not None and self._thoughts.part < TurnPhase.ANSWER
+
+    @property
     def num_thought(self) -> int:
         """Tokens drawn for the thinking, with its markers."""
         return self._num_drawn if self.is_within_thinking else self._num_thought

@@ -6,29 +6,43 @@ the entries after it lead to the present: `server.engine.replay` folds them in.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
 
 from server.engine.turn_text import TurnState
 from server.engine.types import Finished, Request, TokenEvent
 
 
 class StateBlock:
-    """The state of one session, out of the pool: immutable, so that any number share it.
+    """The state of one session, outside the pool: immutable, so that any number share it.
 
-    ``data`` is [num_bytes] uint8, read-only. ``file`` is where a store keeps it,
-    once it does.
+    ``source`` is its bytes, or ``num_bytes`` and what waits for a copy out of the pool and returns
+    them, in any thread and any number of times. ``file`` is where a store keeps the state, once
+    it does.
     """
 
-    __slots__ = ("data", "file")
+    __slots__ = ("_source", "file", "num_bytes")
 
-    def __init__(self, data: npt.NDArray[np.uint8], file: str | None = None) -> None:
-        data.flags.writeable = False
-        self.data, self.file = data, file
+    def __init__(
+        self, source: bytes | memoryview | Callable[[], bytes], num_bytes: int | None = None
+    ) -> None:
+        self._source: memoryview | Callable[[], bytes]
+        if callable(source):
+            assert num_bytes is not None
+            self._source, self.num_bytes = source, num_bytes
+        else:
+            self._source = memoryview(source).cast("B").toreadonly()
+            self.num_bytes = self._source.nbytes
+        self.file: str | None = None
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes, read-only. Waits where the copy is not complete: not for the engine thread."""
+        if isinstance(self._source, memoryview):
+            return self._source
+        self._source = source = memoryview(self._source())
+        return source
 
 
 class UnfedSegment(NamedTuple):
@@ -77,7 +91,7 @@ class Progress:
 class SessionValue:
     """One session at one moment, between two steps.
 
-    ``position`` counts the tokens that ``state`` has seen; ``debt`` comes next,
+    ``position`` counts the tokens that ``state`` has seen; ``unfed`` comes next,
     then ``pending``, the text's last token. ``recent`` are the last tokens that
     the state has seen, for penalties, ``undecoded`` the bytes of an unfinished
     character. ``seq`` numbers the events sent, ``log_index`` the log's entries.
@@ -90,7 +104,7 @@ class SessionValue:
     owner: str
     epoch: int = 0
     position: int = 0
-    debt: tuple[UnfedSegment, ...] = ()
+    unfed: tuple[UnfedSegment, ...] = ()
     pending: int | None = None
     seq: int = 0
     log_index: int = 0
@@ -109,14 +123,14 @@ class SessionValue:
     @property
     def length(self) -> int:
         """Tokens of the session's text."""
-        unseen = sum(len(segment.tokens) for segment in self.debt)
+        unseen = sum(len(segment.tokens) for segment in self.unfed)
         return self.position + unseen + (self.pending is not None)
 
     @property
     def known(self) -> tuple[int, ...]:
         """The text's last tokens; all where they are as many as its ``length``."""
         pending = () if self.pending is None else (self.pending,)
-        return (*self.recent, *(t for part in self.debt for t in part.tokens), *pending)
+        return (*self.recent, *(t for part in self.unfed for t in part.tokens), *pending)
 
 
 class Opened(NamedTuple):

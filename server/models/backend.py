@@ -13,10 +13,10 @@ from model.native.runtime import NativeError, Runtime, built, num_cores
 from model.state import StateLayout
 from model.tokenizer import Tokenizer
 from model.weights import is_quantized, num_parameters
+from server.engine.cpu_state_pool import CpuStatePool
 from server.engine.engine import Engine, EngineConfig
 from server.engine.native_runner import NativeRunner
 from server.engine.runner import Runner
-from server.engine.state_pool import StatePool
 from server.models.loading import WatchedWeights, loading
 
 logger = logging.getLogger("everstream.backend")
@@ -37,17 +37,17 @@ class BackendError(ValueError):
 
 @dataclass(frozen=True)
 class Backend:
-    """A model that is ready to run; ``make_runner`` puts it on the rows of a pool."""
+    """A model that is ready to run; ``make_runner`` puts it on the slots of a pool of its own."""
 
     name: str
     dtype: str
     config: Config
     tokenizer: Tokenizer
-    make_runner: Callable[[StatePool], Runner]
+    make_runner: Callable[[CpuStatePool], Runner]
 
     def engine(self, num_slots: int, config: EngineConfig) -> Engine:
         """An engine of ``num_slots`` sessions."""
-        pool = StatePool(StateLayout.of(self.config), num_slots)
+        pool = CpuStatePool(StateLayout.of(self.config), num_slots)
         return Engine(self.config, self.tokenizer, pool, self.make_runner(pool), config)
 
 

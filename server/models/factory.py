@@ -166,7 +166,7 @@ def _fixed_states(
     """The state that is merged into a model, and what ``--state`` names. Raises `ModelBroken`."""
     found = {}
     if checkpoint.tuned_state is not None:
-        found[MERGED_STATE] = tuned_state(StateBlock(checkpoint.tuned_state))
+        found[MERGED_STATE] = tuned_state(StateBlock(checkpoint.tuned_state.data))
     for name, (path, transposed) in config.states_of(model).items():
         try:
             found[name] = read_state(path, identity, checkpoint.config, transposed)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
-
 from model.architectures.config import Config
 from model.files import open_file
 from model.foreign.tuned_states import read_tuned_state
@@ -61,7 +59,7 @@ def state_in(data: bytes, identity: Identity, config: Config) -> NamedState:
 
 def _tuned(path: Path, config: Config, transposed: bool = False) -> NamedState:
     try:
-        return tuned_state(StateBlock(read_tuned_state(path, config, transposed)))
+        return tuned_state(StateBlock(read_tuned_state(path, config, transposed).data))
     except CheckpointError as error:
         raise ImportRefused(str(error).replace(str(path), path.name)) from error
 
@@ -80,6 +78,5 @@ def _check(state: NamedState, config: Config) -> None:
         raise ImportRefused(error.message) from error
     block = state.value.state
     assert block is not None, state
-    layers = StateLayout.of(config).views(block.data[None])
-    if not all(np.isfinite(tensor).all() for layer in layers for tensor in layer.values()):
+    if not StateLayout.of(config).is_finite(block.data):
         raise ImportRefused("the file's state is not finite")

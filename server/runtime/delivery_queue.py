@@ -19,6 +19,7 @@ from server.engine.value import Accepted, Record
 from server.errors import RequestError
 from server.runtime.commands import Command
 
+#: Tokens of one request in the steps that the event loop has not taken yet; mostly one a step.
 MAX_UNDELIVERED = 16
 
 
@@ -28,7 +29,8 @@ class EngineStep:
 
     ``generation`` counts the times that the engine has forgotten its kept sessions.
     ``lost`` has the sessions whose records are not in the store, and why.
-    ``is_idle``: the engine had nothing to compute after it.
+    ``is_idle``: the engine had nothing to compute after it. ``num_places`` of the delivery queue
+    are taken for it: the greatest number of tokens that one request has got.
     """
 
     generation: int
@@ -40,6 +42,7 @@ class EngineStep:
     lost: dict[str, RequestError] = field(default_factory=dict)
     is_idle: bool = False
     done_s: float = 0.0
+    num_places: int = 1
 
     def lose(self) -> None:
         """Removes what has not been logged: it must not be seen. A request that it ended fails."""
@@ -73,9 +76,15 @@ class DeliveryQueue:
         """Before the threads start."""
         self._loop = loop
 
-    def reserve(self) -> None:
-        """Waits in the engine thread until there is room for one more step."""
-        self._room.acquire()
+    def reserve(self, num_tokens: int) -> int:
+        """Waits in the engine thread until there is room for a step; how many places that takes.
+
+        ``num_tokens``: the greatest number that one request has got in it.
+        """
+        num_places = min(num_tokens, MAX_UNDELIVERED)
+        for _ in range(num_places):
+            self._room.acquire()
+        return num_places
 
     def put(self, step: EngineStep) -> None:
         """Has the event loop take the step, with all that wait by then."""
@@ -91,7 +100,7 @@ class DeliveryQueue:
         self._is_delivery_due = False  # before the look at the steps: see `put`
         steps = [self._steps.popleft() for _ in range(len(self._steps))]
         if steps:
-            self._room.release(len(steps))
+            self._room.release(sum(step.num_places for step in steps))
         return steps
 
     def end(self) -> None:

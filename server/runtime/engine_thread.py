@@ -101,12 +101,13 @@ class EngineThread:
         self.working_since = None
         has_news = commands or events or records or prefixes or usage
         if has_news or is_idle != self._told_idle:
-            self._delivery.reserve()
+            num_places = self._delivery.reserve(engine.longest_row)
             self._told_idle = is_idle
             step = EngineStep(
                 *(self._generation, commands, records, events, prefixes, usage),
                 is_idle=is_idle,
                 done_s=self._clock(),
+                num_places=num_places,
             )
             if not self._store_queue.add(step):
                 self._delivery.put(step)

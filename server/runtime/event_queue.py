@@ -16,7 +16,7 @@ from server.errors import RequestError
 
 T = TypeVar("T")
 
-#: What can be undelivered when a reader is paused: of 128 requests, of 32 steps.
+#: What can be undelivered when a reader is paused: 32 tokens of each of 128 requests.
 MAX_IN_FLIGHT = 4096
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -134,8 +134,11 @@ class RequestRegistry:
         self.idle.set()
 
     def sort(self, events: list[Event], now: float, batches: dict[Sink, list[Event]]) -> None:
-        """Adds the events of a step done at ``now`` to their readers' batches, and counts them."""
-        gaps: Counter[float] = Counter()  # few values: most tokens follow one of the last step
+        """Adds the events of a step done at ``now`` to their readers' batches, and counts them.
+
+        Where a request has got several tokens, each has its part of the time since the last one.
+        """
+        bursts: dict[str, tuple[float, int]] = {}  # when the last token came, and tokens since
         for event in events:
             live = self._live.get(event.request_id)
             if live is None:
@@ -150,7 +153,8 @@ class RequestRegistry:
                     live.ttft_s = now - live.submitted_s
                     self._metrics.ttft.observe(live.ttft_s)
                 else:
-                    gaps[now - live.last_token_s] += 1
+                    since_s, num_tokens = bursts.get(event.request_id, (live.last_token_s, 0))
+                    bursts[event.request_id] = since_s, num_tokens + 1
                 live.last_token_s = now
             elif type(event) is Finished:
                 self._metrics.request_finished(event)
@@ -165,6 +169,12 @@ class RequestRegistry:
                 batches[live.sink] = [event]
             else:
                 batch.append(event)
+        self._observe_gaps(bursts.values(), now)
+
+    def _observe_gaps(self, bursts: Iterable[tuple[float, int]], now: float) -> None:
+        gaps: Counter[float] = Counter()  # few values: most tokens follow one of the last step
+        for since_s, num_tokens in bursts:
+            gaps[(now - since_s) / num_tokens] += num_tokens
         for gap, count in gaps.items():
             self._metrics.inter_token.observe(gap, count)
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar, get_args
 
-from server.engine.session_lifecycle import SessionEvent, Stage, next_stage
 from server.engine.value import Past
 from server.errors import RequestError, SessionNotFound
 from server.runtime.async_engine import AsyncEngine
@@ -61,14 +60,9 @@ class _Load:
     owner: str
     handover: Handover
     after_seq: int | None
-    stage: Stage = Stage.ABSENT
     num_waiting: int = 0
     loaded: LoadedSession | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def move(self, event: SessionEvent) -> None:
-        """Goes to the next stage, as the table of stages allows."""
-        self.stage = next_stage(self.stage, event)
 
     def take(self) -> LoadedSession | None:
         loaded, self.loaded = self.loaded, None
@@ -197,17 +191,14 @@ class SessionLoader:
         read = partial(
             load_session, session=load.session, owner=load.owner, after_seq=load.after_seq
         )
-        load.move(SessionEvent.LOAD)
         try:
             while isinstance(found := await engine.ask_store(read), OwnedElsewhere):
                 if num_moves == MAX_MOVES:
                     raise found
                 await self._move(load, found)
                 num_moves += 1
-        except BaseException as error:
-            load.move(SessionEvent.FAIL)
-            if isinstance(error, SessionNotFound):
-                await self.check_elsewhere(load.session, load.owner)
+        except SessionNotFound:
+            await self.check_elsewhere(load.session, load.owner)
             raise
         loaded, page = found
         past = Past(loaded.value, loaded.entries)
@@ -219,9 +210,7 @@ class SessionLoader:
         """Gets the session from the replica that owns it."""
         if self._ownership is None or load.handover == "never":
             raise owned
-        load.move(SessionEvent.OWNED_ELSEWHERE)
         await self._ownership.acquire(load.session, load.owner, owned.replica, load.handover)
-        load.move(SessionEvent.HANDED_OVER)
 
     async def check_elsewhere(self, session: str, owner: str) -> None:
         """Raises `OtherVersion` where ``owner`` has the session in another version's store."""

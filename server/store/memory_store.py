@@ -82,7 +82,7 @@ class MemoryStates:
 
     def size(self, name: str) -> int:
         """Bytes of a state."""
-        return self._states[name].data.nbytes
+        return self._states[name].num_bytes
 
 
 class MemoryLog(Log):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 
-import numpy as np
 import orjson
 
 from server.engine.value import Origin, SessionValue, StateBlock
@@ -53,7 +52,7 @@ def named_state(value: SessionValue, prompt: str = "") -> NamedState:
     """
     if value.state is None:
         raise ImportRefused("the session has read nothing: it has no state")
-    if value.debt or value.constraint is not None or value.progress is not None:
+    if value.unfed or value.constraint is not None or value.progress is not None:
         raise ImportRefused("the session is within a request: a state is taken between two")
     if value.position and value.pending is None:
         raise ImportRefused("the session's last token is missing")
@@ -80,7 +79,7 @@ def export_state(state: NamedState, identity: Identity) -> list[Chunk]:
     """The file of a state that belongs to ``identity``, in parts."""
     block = state.value.state
     assert block is not None, state
-    data = np.ascontiguousarray(block.data).data
+    data = block.data
     fields = encode(replace(state.value, state=None)).decode()
     about = {"format": FORMAT, **labels(identity), "value": fields, "prompt": state.prompt}
     return pack({**about, "checksum": checksum(about, data)}, data)
@@ -112,7 +111,7 @@ def import_state(data: bytes, identity: Identity) -> NamedState:
     if not portable.is_possible(value, block.nbytes, identity.state_bytes):
         raise ImportRefused("the file's state is inconsistent: its parts do not fit together")
     if block.nbytes:
-        value = replace(value, state=StateBlock(np.frombuffer(block, dtype=np.uint8)))
+        value = replace(value, state=StateBlock(block))
     return named_state(value, about.get("prompt", ""))
 
 
@@ -135,5 +134,5 @@ def read_any_identity(data: bytes) -> tuple[NamedState, Identity]:
 def _digest(value: SessionValue, block: StateBlock) -> str:
     around = (value.position, value.pending, value.recent, value.undecoded.hex())
     digest = blake2b(orjson.dumps(around), digest_size=32)
-    digest.update(np.ascontiguousarray(block.data).data)
+    digest.update(block.data)
     return digest.hexdigest()

@@ -9,7 +9,6 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
 import orjson
 
 from server.engine.value import SessionValue, StateBlock
@@ -27,7 +26,7 @@ _MAX_UNDECODED_BYTES = 16
 
 def export_session(value: SessionValue, identity: Identity, key: bytes) -> bytes:
     """The session without the request that it runs, signed with ``key``."""
-    data = b"" if value.state is None else np.ascontiguousarray(value.state.data).data
+    data = b"" if value.state is None else value.state.data
     fields = encode(replace(value, progress=None, state=None)).decode()
     about = {"format": FORMAT, **labels(identity), "value": fields}
     about["checksum"] = checksum(about, data)
@@ -65,7 +64,7 @@ def import_session(
         raise ImportRefused("the file's session is inconsistent: its parts do not fit together")
     if not state.nbytes:
         return value
-    return replace(value, state=StateBlock(np.frombuffer(state, dtype=np.uint8)))
+    return replace(value, state=StateBlock(state))
 
 
 def _signature(about: Mapping[str, str], data: Chunk, key: bytes) -> str:
@@ -82,7 +81,7 @@ def _is_signed(about: Mapping[str, str], data: Chunk, key: bytes) -> bool:
 
 def is_possible(value: SessionValue, num_bytes: int, state_bytes: int) -> bool:
     """Whether an engine could have been at ``value``; its tokens are left to the caller."""
-    tokens = [token for segment in value.debt for token in segment.tokens]
+    tokens = [token for segment in value.unfed for token in segment.tokens]
     pending = () if value.pending is None else (value.pending,)
     constrained = () if value.constraint is None else value.constraint.tokens
     return (
@@ -93,9 +92,9 @@ def is_possible(value: SessionValue, num_bytes: int, state_bytes: int) -> bool:
         and len(constrained) <= value.length
         and all(
             segment.tokens and (not segment.plan or segment.plan >= len(segment.tokens))
-            for segment in value.debt
+            for segment in value.unfed
         )
-        and (value.pending is not None or not value.debt)
+        and (value.pending is not None or not value.unfed)
         and len(value.undecoded) <= _MAX_UNDECODED_BYTES
         and value.progress is None
     )

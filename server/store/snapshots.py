@@ -63,7 +63,7 @@ class Unsaved:
 
 
 def _size(value: SessionValue) -> int:
-    return 0 if value.state is None else value.state.data.nbytes
+    return 0 if value.state is None else value.state.num_bytes
 
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,6 @@ from dataclasses import fields
 from hashlib import blake2b
 from typing import Any
 
-import numpy as np
 import orjson
 
 from server.engine.value import StateBlock
@@ -29,7 +28,7 @@ _MAX_HEADER_BYTES = 64 << 20
 def encode_state(state: StateBlock, identity: Identity, position: int) -> list[Chunk]:
     """The file of a state that has seen ``position`` tokens, in parts."""
     about = {"format": FORMAT, **labels(identity), "position": str(position)}
-    data = np.ascontiguousarray(state.data).data
+    data = state.data
     return pack({**about, "checksum": checksum(about, data)}, data)
 
 
@@ -46,7 +45,7 @@ def decode_state(file: bytes, identity: Identity, position: int) -> StateBlock:
     check_identity(about, identity)
     if about.get("position") != str(position):
         raise SnapshotBroken(f"it is the state after {about.get('position')} tokens")
-    return StateBlock(np.frombuffer(data, dtype=np.uint8))
+    return StateBlock(data)
 
 
 def labels(identity: Identity) -> dict[str, str]:

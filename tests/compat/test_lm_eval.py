@@ -12,8 +12,8 @@ import pytest
 from model.bundled_models import DEFAULT_MODEL
 from model.checkpoint import load_checkpoint
 from model.state import StateLayout
+from server.engine.cpu_state_pool import CpuStatePool
 from server.engine.runner import Feed, TokenScore
-from server.engine.state_pool import StatePool
 from server.engine.types import SamplingParams
 from server.models.backend import Backend, open_backend
 from tests.compat.environments import python_client
@@ -33,7 +33,7 @@ class Direct:
     """Our own engine's scores of token ids, without a server."""
 
     def __init__(self, backend: Backend) -> None:
-        self._pool = StatePool(StateLayout.of(backend.config), 1)
+        self._pool = CpuStatePool(StateLayout.of(backend.config), 1)
         self._runner = backend.make_runner(self._pool)
         self.tokenizer = backend.tokenizer
 
@@ -51,7 +51,7 @@ class Direct:
         slot = self._slot()
         tokens, position, ids = prompt, 0, list[int]()
         for _ in range(MAX_GENERATED):
-            (token,) = self._runner.run([Feed(slot, position, tokens, draw)])
+            (((token,), *_),) = self._runner.run([Feed(slot, position, tokens, draw)])
             position += len(tokens)
             tokens = [token]
             ids.append(token)

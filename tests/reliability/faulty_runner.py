@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from server.engine.runner import Draw, Feed, Runner
+from server.engine.runner import Draw, Feed, RowOutput, Runner, TokenScore
 from server.engine.types import SamplingParams
 
 #: What a call with these rows raises, if anything.
@@ -25,16 +25,13 @@ class FaultyRunner:
     def prepare(self, params: SamplingParams) -> Draw:
         return self._runner.prepare(params)
 
-    def run(self, feeds: Sequence[Feed]) -> list[int]:
+    def run(self, feeds: Sequence[Feed]) -> list[RowOutput]:
         self._raise(feeds)
         return self._runner.run(feeds)
 
-    def logprobs(self) -> list[float]:
-        return self._runner.logprobs()
-
-    def score(self, feed: Feed, following: int) -> list[float]:
+    def score(self, feed: Feed, following: int, num_top: int = 0) -> list[TokenScore]:
         self._raise([feed])
-        return self._runner.score(feed, following)
+        return self._runner.score(feed, following, num_top)
 
     def _raise(self, feeds: Sequence[Feed]) -> None:
         error = self.fault(feeds)

@@ -90,7 +90,7 @@ def bits(value: SessionValue) -> object:
     assert value.state is not None
     return (
         value.state.data.tobytes(),
-        *(value.position, value.debt, value.pending, value.seq),
+        *(value.position, value.unfed, value.pending, value.seq),
         *(value.recent, value.undecoded, value.progress),
     )
 

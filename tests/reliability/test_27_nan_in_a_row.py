@@ -32,7 +32,7 @@ def kept(engine: Engine) -> str:
 def check_finite(ledger: Ledger, session: str) -> None:
     for entry in ledger.entries[session]:
         if isinstance(entry, Saved) and entry.value.state is not None:
-            for layer in LAYOUT.views(entry.value.state.data[None]):
+            for layer in LAYOUT.views(np.frombuffer(entry.value.state.data, np.uint8)[None]):
                 assert all(np.isfinite(tensor).all() for tensor in layer.values())
 
 

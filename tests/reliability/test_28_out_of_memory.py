@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from server.engine.engine import Engine
-from server.engine.round import CALM_ROUNDS
+from server.engine.executor import CALM_STEPS
 from server.engine.runner import Feed
 from server.engine.types import Failed
 from server.errors import OutOfMemory
@@ -100,7 +100,7 @@ def test_admission_grows_again_once_memory_is_free(model: Model) -> None:
     drain(engine)
     rooms[0] = 100
     for i in range(3):
-        engine.submit(request(f"{i}", max_tokens=2 * CALM_ROUNDS, ignore_eos=True), 0.0)
+        engine.submit(request(f"{i}", max_tokens=2 * CALM_STEPS, ignore_eos=True), 0.0)
     most = 0
     while engine.has_work():
         engine.step(0.0)

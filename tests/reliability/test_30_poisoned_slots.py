@@ -24,7 +24,7 @@ def poison_free_slots(engine: Engine) -> None:
     held = {session.slot for session in engine._sessions}
     for slot in range(engine._pool.num_slots):
         if slot not in held:
-            engine._pool.block(slot).view(np.float64).fill(np.nan)
+            engine._pool.blocks[slot].view(np.float64).fill(np.nan)
 
 
 def turn(engine: Engine, *, poisoned: bool, **options: object) -> list[int]:
@@ -82,6 +82,6 @@ def test_slot_of_a_failed_session_is_clean_for_the_next(backend: str) -> None:
     fresh = turn(engine, poisoned=False, tokens=PROMPT)
     session = engine.create_session("bob", 0.0).session
     solo(engine, request("a", PROMPT, session, owner="bob"))
-    engine._pool.block(0).view(np.float64).fill(np.nan)
+    engine._pool.blocks[0].view(np.float64).fill(np.nan)
     assert finished(solo(engine, request("b", (1,), session, owner="bob"))).error is not None
     assert turn(engine, poisoned=False, tokens=PROMPT) == fresh

@@ -99,8 +99,8 @@ def check_calm(engine: Engine) -> None:
     assert stats.held_slots == stats.num_sessions == stats.num_asleep == 0
     assert stats.num_running == stats.num_waiting == stats.num_parked == 0
     assert engine.next_expiry() is None
-    assert not engine._live
-    assert not engine._round.endings.cancelled
+    assert not list(engine._requests)
+    assert not engine._requests.cancelled
 
 
 OPTIONS = {
@@ -166,8 +166,8 @@ def test_sessions_evicted_during_a_storm_are_restored_whole() -> None:
             engine.submit(request(f"{n}", [rng.randrange(256)] * 9, session, max_tokens=50), now)
         except RequestError:
             pass
-        for live in list(engine._live)[:: rng.randrange(1, 3)]:
-            engine.cancel(live)
+        for live in list(engine._requests)[:: rng.randrange(1, 3)]:
+            engine.cancel(live.request.request_id)
         for _ in range(rng.randrange(5)):
             engine.step(now)
         ledger.take(engine.take_records())

@@ -128,7 +128,7 @@ def test_tuned_state_is_what_a_prompt_comes_after(models: Path, tmp_path: Path) 
     assert bytes(blocks[1].data) != bytes(blocks[2].data)
     wanted = time_states()["blocks.1.att.time_state"].numpy().transpose(0, 2, 1)
     assert blocks[0] is not None
-    layers = StateLayout.of(checkpoint.config).views(blocks[0].data[None])
+    layers = StateLayout.of(checkpoint.config).views(np.frombuffer(blocks[0].data, np.uint8)[None])
     assert np.array_equal(layers[1]["S"][0], wanted)
 
 

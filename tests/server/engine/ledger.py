@@ -78,7 +78,7 @@ def rebuilt(past: Past, tokenizer: Tokenizer) -> SessionValue:
 
 def unseen(value: SessionValue) -> tuple[int, ...]:
     """The tokens of the text that the state has not seen."""
-    unfed = tuple(token for segment in value.debt for token in segment.tokens)
+    unfed = tuple(token for segment in value.unfed for token in segment.tokens)
     return unfed if value.pending is None else (*unfed, value.pending)
 
 

@@ -17,6 +17,7 @@ from server.engine.types import Request
 from server.engine.value import StateBlock
 from server.errors import CapacityExhausted, QueueFull, SessionBusy, SessionNotFound
 from tests.fakes import Hashed
+from tests.server.engine.drafters import HashedDrafter
 from tests.server.engine.expectation import Expectation
 from tests.server.engine.grammars import FakeMatchers
 from tests.server.engine.ledger import Ledger, rebuilt
@@ -38,13 +39,18 @@ class Commanded(RuleBasedStateMachine):
         self.now = 0.0
         self.ledger = Ledger()
         self.expected = Expectation(self.tokenizer, bos=0)
+        self.matchers = FakeMatchers(self.tokenizer.vocab_size, EOS)
+        self.drafter = self.new_drafter()
         self.engine = self.make_engine()
 
     def wrap(self, runner: Runner) -> Runner:
         return runner
 
+    def new_drafter(self) -> HashedDrafter | None:
+        return None
+
     def make_engine(self) -> Engine:
-        return tiny_engine(
+        engine = tiny_engine(
             wrap=self.wrap,
             runtime=ReadingRuntime(self.tokenizer.vocab_size),
             max_sessions=SLOTS,
@@ -57,8 +63,12 @@ class Commanded(RuleBasedStateMachine):
             save_interval=20,
             max_detached_tokens=6,
             max_prefixes=3,
-            matchers=FakeMatchers(self.tokenizer.vocab_size, EOS),
+            matchers=self.matchers,
+            drafter=self.drafter,
         )
+        if self.drafter is not None:
+            self.drafter.engine = engine
+        return engine
 
     def read_on(self, session: str, text: Text) -> bool:
         name = self.name()
@@ -169,5 +179,5 @@ def asked(made: Request, reading: dict[str, object]) -> Request:
 
 
 def hashed(state: StateBlock | None, unseen: Sequence[int]) -> Hashed:
-    start = () if state is None else state.data.view(np.int64)[:2].tolist()
+    start = () if state is None else np.frombuffer(state.data, np.int64)[:2].tolist()
     return Hashed(*start).after(unseen)

@@ -5,7 +5,6 @@ All of it hangs on every token before, as what `FakeRuntime` draws does.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,7 +34,7 @@ def hidden_of(after: Hashed) -> npt.NDArray[np.float64]:
 class ReadingRuntime(FakeRuntime):
     """`FakeRuntime`, and the rest of what the native runtime does."""
 
-    _last: list[tuple[Hashed, list[int], FakeDraw | None]]
+    _draws: list[FakeDraw | None]
 
     def run(
         self,
@@ -44,23 +43,20 @@ class ReadingRuntime(FakeRuntime):
         positions: list[int],
         tokens: list[Sequence[int]],
         draws: list[FakeDraw | None],
-        *args: Any,
+        **others: Any,
     ) -> list[list[int]]:
-        drawn = super().run(pool, slots, positions, tokens, draws, *args)
-        after = [_hashed(pool, slot) for slot in slots]
-        self._last = list(zip(after, drawn, draws, strict=True))
+        drawn = super().run(pool, slots, positions, tokens, draws, **others)
+        self._draws, self._drawn = draws, drawn
         return drawn
 
     def logprobs(self) -> list[list[float]]:
-        return [
-            [math.nan if token < 0 else logprob_of(before, token) for token in drawn]
-            for before, drawn, _ in self._last
-        ]
+        rows = zip(self.before, self._drawn, strict=True)
+        return [list(map(logprob_of, before, drawn)) for before, drawn in rows]
 
     def top_logprobs(self) -> list[list[list[tuple[int, float]]]]:
         return [
-            [] if draw is None else [list(top_of(before, draw.params.top_logprobs or 0))]
-            for before, _, draw in self._last
+            [list(top_of(each, draw.params.top_logprobs or 0)) for each in before] if draw else []
+            for before, draw in zip(self.before, self._draws, strict=True)
         ]
 
     def score_top(

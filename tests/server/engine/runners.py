@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from model.checkpoint import Checkpoint
 from model.native.runtime import Runtime, built
 from model.state import StateLayout
+from server.engine.cpu_state_pool import CpuStatePool
 from server.engine.native_runner import NativeRunner
-from server.engine.runner import Runner
-from server.engine.state_pool import StatePool
+from server.engine.runner import Feed, Runner
 from server.engine.torch_runner import TorchRunner
 from tests.tiny import tiny_checkpoint
 
@@ -19,13 +21,13 @@ BACKENDS = [pytest.param("native", marks=needs_native), "torch"]
 TOLERANCE = 5e-6
 
 
-def make_pool(name: str = "gated", num_slots: int = 4) -> StatePool:
-    return StatePool(StateLayout.of(tiny_checkpoint(name).config), num_slots)
+def make_pool(name: str = "gated", num_slots: int = 4) -> CpuStatePool:
+    return CpuStatePool(StateLayout.of(tiny_checkpoint(name).config), num_slots)
 
 
 def make_runner(
     backend: str,
-    pool: StatePool,
+    pool: CpuStatePool,
     name: str = "gated",
     num_ids: int | None = None,
     checkpoint: Checkpoint | None = None,
@@ -36,3 +38,8 @@ def make_runner(
         return TorchRunner(checkpoint.model, pool, num_ids)
     runtime = Runtime(checkpoint.config, checkpoint.weights, "float32", num_ids=num_ids)
     return NativeRunner(runtime, pool)
+
+
+def drawn(runner: Runner, feeds: Sequence[Feed]) -> list[int]:
+    """What each row draws: one token, `NOT_FINITE`, or -1 where it draws none."""
+    return [output.tokens[0] if output.tokens else -1 for output in runner.run(feeds)]

@@ -96,7 +96,7 @@ def test_silent_end_may_come_exactly_where_the_end_of_text_may(
 def test_request_knows_its_silent_ends(engine: Engine) -> None:
     text = next(id for id in range(VOCAB_SIZE) if engine.tokenizer.token_bytes(id))
     engine.submit(constrained(stop_token_ids=(text,)), 0.0)
-    (live,) = engine._live.values()
+    (live,) = engine._requests
     assert live.silent_ends == (EOS,)
     assert text in live.ends
 

@@ -363,4 +363,4 @@ def test_end_of_a_kept_session_goes_by_its_name_after_an_error() -> None:
 
 def poison(engine: Engine, slot: int) -> None:
     """Makes a state of `FakeRuntime` one that is not finite."""
-    engine._pool.block(slot).fill(255)
+    engine._pool.blocks[slot].fill(255)

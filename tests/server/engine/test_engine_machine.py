@@ -2,7 +2,7 @@
 
 The model is a stand-in, so that each token is checked against the whole text of
 its session, which so must survive sleep, eviction, forks, rewinds, restarts and
-other readers. Two machines: prompts are cut anywhere, or on a grid.
+other readers. Three machines: prompts are cut anywhere, on a grid, or with drafts.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from server.errors import (
     SessionBusy,
 )
 from tests.fakes import OnGrid
+from tests.server.engine.drafters import HashedDrafter
 from tests.server.engine.ledger import rebuilt, settled
 from tests.server.engine.machine import RUNNING, Commanded, asked, hashed
 from tests.server.engine.texts import Text
@@ -258,7 +259,7 @@ class EngineMachine(Commanded):
     @rule()
     def lose_store(self) -> None:
         """It has failed, and what the engine has of kept sessions counts no more."""
-        for name in self.engine._live:
+        for name in [live.request.request_id for live in self.engine._requests]:
             if self.expected.works[name].text.keep:
                 self.expected.lost[name] = InternalFailure
                 self.expected.works[name].has_reader = False
@@ -319,3 +320,14 @@ class GridMachine(EngineMachine):
 
 GridMachine.TestCase.settings = EngineMachine.TestCase.settings
 test_engine_machine_on_a_grid = GridMachine.TestCase
+
+
+class DraftingMachine(EngineMachine):
+    """With drafts that are right, wrong and both: no client sees a difference."""
+
+    def new_drafter(self) -> HashedDrafter:
+        return HashedDrafter(self.tokenizer.vocab_size, self.matchers)
+
+
+DraftingMachine.TestCase.settings = EngineMachine.TestCase.settings
+test_engine_machine_with_drafts = DraftingMachine.TestCase

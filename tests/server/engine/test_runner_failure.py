@@ -14,11 +14,11 @@ from torch import Tensor
 from model.architectures.network import ModelState
 from model.attention import MECHANISMS, spec_of
 from model.lm import LanguageModel
+from server.engine.cpu_state_pool import CpuStatePool
 from server.engine.runner import Feed, Runner
-from server.engine.state_pool import StatePool
 from server.engine.torch_runner import TorchRunner
 from server.engine.types import SamplingParams
-from tests.server.engine.runners import BACKENDS, make_pool, make_runner, needs_native
+from tests.server.engine.runners import BACKENDS, drawn, make_pool, make_runner, needs_native
 from tests.tiny import tiny_checkpoint
 
 NAMES = [name for name in MECHANISMS if spec_of(name).constant_state]
@@ -31,14 +31,14 @@ POISON = 299
 Refused = (ValueError, IndexError, KeyError, TypeError, AssertionError)
 
 
-def fill(runner: Runner, pool: StatePool) -> None:
+def fill(runner: Runner, pool: CpuStatePool) -> None:
     """Each slot gets the state of another text of one token."""
     pool.blocks.fill(0)
     runner.run([Feed(slot, 0, (slot,)) for slot in range(len(SIZES))])
 
 
 @cache
-def shared(backend: str) -> tuple[Runner, StatePool]:
+def shared(backend: str) -> tuple[Runner, CpuStatePool]:
     """Since torch's takes a while to make; its slots are to be filled."""
     pool = make_pool(num_slots=len(SIZES))
     return make_runner(backend, pool), pool
@@ -83,10 +83,10 @@ def test_bad_row_changes_no_state(backend: str, place: int, wrong: dict[str, Any
         with pytest.raises(Refused):
             runner.run([bad])
         assert pool.blocks.tobytes() == before.tobytes()
-    one_by_one = [runner.run([row])[0] for row in rows]
+    one_by_one = [drawn(runner, [row])[0] for row in rows]
     after = pool.blocks.copy()
     pool.blocks[:] = before
-    assert runner.run(rows) == one_by_one
+    assert drawn(runner, rows) == one_by_one
     assert pool.blocks.tobytes() == after.tobytes() != before.tobytes()
 
 

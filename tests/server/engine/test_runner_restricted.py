@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from server.engine.cpu_state_pool import CpuStatePool
 from server.engine.runner import NOT_FINITE, Feed, Runner
-from server.engine.state_pool import StatePool
 from server.engine.types import SamplingParams
 from tests.draws import allowed, mask_of, random_mask, random_params
-from tests.server.engine.runners import BACKENDS, make_pool, make_runner, needs_native
+from tests.server.engine.runners import BACKENDS, drawn, make_pool, make_runner, needs_native
 from tests.tiny import tiny_checkpoint
 
 #: Of the 300 ids of the tiny models, those that stand for something; ten words have bits for 320.
@@ -24,13 +24,13 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 @cache
-def made(backend: str) -> tuple[Runner, StatePool]:
+def made(backend: str) -> tuple[Runner, CpuStatePool]:
     """Since torch's takes a while to make."""
     pool = make_pool(num_slots=8)
     return make_runner(backend, pool, num_ids=NUM_IDS), pool
 
 
-def shared(backend: str) -> tuple[Runner, StatePool]:
+def shared(backend: str) -> tuple[Runner, CpuStatePool]:
     runner, pool = made(backend)
     pool.blocks.fill(0)
     return runner, pool
@@ -47,11 +47,11 @@ def test_draws_equal_their_definition(backend: str) -> None:
         params, mask = random_params(chance, NUM_IDS), random_mask(chance, NUM_IDS)
         recent = chance.integers(NUM_IDS, size=9).tolist()
         draw = runner.prepare(SamplingParams(**vars(params)))
-        pool.block(0).fill(0)
-        (drawn,) = runner.run([Feed(0, 0, (token,), draw, recent, mask)])
+        pool.blocks[0].fill(0)
+        (one,) = drawn(runner, [Feed(0, 0, (token,), draw, recent, [mask])])
         logits = model.parallel(torch.tensor([[token]]))[0, -1, :NUM_IDS].numpy()
         wanted = allowed(logits, params, 1, recent, mask)
-        found += drawn in wanted
+        found += one in wanted
         sure += len(wanted) == 1
     assert found >= 148
     assert sure >= 120
@@ -62,12 +62,12 @@ def test_native_draws_what_torch_draws() -> None:
     chance, same = np.random.default_rng(6), 0
     for token in range(200):
         params, mask = random_params(chance, NUM_IDS), random_mask(chance, NUM_IDS)
-        drawn = set()
+        found = set()
         for backend in ("native", "torch"):
             runner, _ = shared(backend)
             draw = runner.prepare(SamplingParams(**vars(params)))
-            drawn.update(runner.run([Feed(0, 0, (token,), draw, (7, 8, 8), mask)]))
-        same += len(drawn) == 1
+            drawn.update(drawn(runner, [Feed(0, 0, (token,), draw, (7, 8, 8), [mask])]))
+        same += len(found) == 1
     assert same >= 197
 
 
@@ -78,10 +78,11 @@ def test_mask_of_one_row_is_not_another_s(backend: str, size: int, temperature: 
     runner, _ = shared(backend)
     draw, text = runner.prepare(SamplingParams(temperature=temperature)), tuple(range(size))
     free = Feed(0, 0, text, draw)
-    (wanted,) = runner.run([free])
+    (wanted,) = drawn(runner, [free])
     shared(backend)
-    masked = [Feed(1 + i, 0, text, draw, None, mask_of([9 * i], NUM_WORDS)) for i in range(5)]
-    assert runner.run([free, *masked, free._replace(slot=7)]) == [wanted, 0, 9, 18, 27, 36, wanted]
+    masked = [Feed(1 + i, 0, text, draw, None, [mask_of([9 * i], NUM_WORDS)]) for i in range(5)]
+    found = drawn(runner, [free, *masked, free._replace(slot=7)])
+    assert found == [wanted, 0, 9, 18, 27, 36, wanted]
 
 
 @pytest.mark.parametrize(
@@ -100,34 +101,34 @@ def test_bad_mask_changes_no_state(backend: str, place: int, mask: Any) -> None:
     """One that allows nothing, or padding alone, or has too few words or others."""
     runner, pool = shared(backend)
     draw, sound = runner.prepare(GREEDY), mask_of([NUM_IDS - 1], NUM_WORDS)
-    feeds = [Feed(slot, 0, (5,), draw, None, sound) for slot in range(3)]
-    feeds[place] = feeds[place]._replace(allowed=mask)
+    feeds = [Feed(slot, 0, (5,), draw, None, [sound]) for slot in range(3)]
+    feeds[place] = feeds[place]._replace(allowed=[mask])
     with pytest.raises(ValueError, match="mask"):
         runner.run(feeds)
     assert not pool.blocks.any()
-    feeds[place] = feeds[place]._replace(allowed=sound)
-    assert runner.run(feeds) == [NUM_IDS - 1] * 3
+    feeds[place] = feeds[place]._replace(allowed=[sound])
+    assert drawn(runner, feeds) == [NUM_IDS - 1] * 3
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_mask_without_a_draw_is_not_read(backend: str) -> None:
     runner, _ = shared(backend)
-    assert runner.run([Feed(0, 0, (5,), None, None, np.zeros(NUM_WORDS, np.uint32))]) == [-1]
+    assert drawn(runner, [Feed(0, 0, (5,), None, None, [np.zeros(NUM_WORDS, np.uint32)])]) == [-1]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_mask_does_not_hide_what_is_not_finite(backend: str) -> None:
     runner, pool = shared(backend)
-    pool.block(0).view(np.float32).fill(math.nan)
+    pool.blocks[0].view(np.float32).fill(math.nan)
     draw = runner.prepare(GREEDY)
-    assert runner.run([Feed(0, 0, (5,), draw, None, mask_of([4], NUM_WORDS))]) == [NOT_FINITE]
+    assert drawn(runner, [Feed(0, 0, (5,), draw, None, [mask_of([4], NUM_WORDS)])]) == [NOT_FINITE]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bias_moves_its_tokens_alone(backend: str) -> None:
     """One of padding moves nothing: the token cannot be drawn."""
     runner, _ = shared(backend)
-    (first,) = runner.run([Feed(0, 0, (5,), runner.prepare(GREEDY))])
+    (first,) = drawn(runner, [Feed(0, 0, (5,), runner.prepare(GREEDY))])
     for bias, wanted in (
         (((9, 100.0),), 9),
         (((9, 100.0), (11, 40.0), (3, -100.0)), 9),
@@ -137,7 +138,7 @@ def test_bias_moves_its_tokens_alone(backend: str) -> None:
         draw = runner.prepare(replace(GREEDY, logit_bias=bias))
         feeds = [Feed(1, 0, (5,), draw), Feed(2, 0, (5,), runner.prepare(GREEDY))]
         shared(backend)
-        assert runner.run(feeds) == [wanted, first]
+        assert drawn(runner, feeds) == [wanted, first]
     draw = runner.prepare(replace(GREEDY, logit_bias=((first, -100.0),)))
     shared(backend)
-    assert runner.run([Feed(1, 0, (5,), draw)]) != [first]
+    assert drawn(runner, [Feed(1, 0, (5,), draw)]) != [first]

@@ -17,7 +17,7 @@ from model.architectures.network import model_of
 from model.attention import MECHANISMS, spec_of
 from server.engine.runner import HIDDEN_UNIT, Feed, Runner
 from server.engine.types import SamplingParams
-from tests.server.engine.runners import BACKENDS, TOLERANCE, make_pool, make_runner
+from tests.server.engine.runners import BACKENDS, TOLERANCE, drawn, make_pool, make_runner
 from tests.tiny import tiny_checkpoint
 
 #: A choice; that of dijiang has no parallel form in float64.
@@ -109,8 +109,8 @@ def test_reading_leaves_the_bits_that_running_leaves(backend: str, name: str) ->
         first = runner.embed(Feed(4, start, tokens))
         assert runner.embed(Feed(5, start, tokens)).tobytes() == first.tobytes()
         start += size
-        assert all((pool.block(slot) == pool.block(0)).all() for slot in range(6))
-    token, *others = runner.run([Feed(slot, start, TEXT[-1:], draw) for slot in range(6)])
+        assert all((pool.blocks[slot] == pool.blocks[0]).all() for slot in range(6))
+    token, *others = drawn(runner, [Feed(slot, start, TEXT[-1:], draw) for slot in range(6)])
     assert others == [token] * 5
 
 
@@ -121,7 +121,7 @@ def test_probabilities_of_what_may_follow_add_up_to_one(backend: str, size: int)
     runner = make_runner(backend, pool, num_ids=291)
     total, before = 0.0, set()
     for following in range(291):
-        pool.block(0).fill(0)
+        pool.blocks[0].fill(0)
         *others, last = logprobs(runner, Feed(0, 0, TEXT[:size]), following)
         total += math.exp(last)
         before.add(tuple(others))
@@ -191,7 +191,7 @@ def test_state_that_is_not_finite_gives_nan_alone(backend: str, size: int) -> No
     runner, text, following = make_runner(backend, pool), TEXT[:size], TEXT[size]
     wanted = runner.score(Feed(0, 0, text), following), runner.embed(Feed(1, 0, text)).tobytes()
     for slot in (2, 3):
-        pool.block(slot).view(np.float32).fill(math.nan)
+        pool.blocks[slot].view(np.float32).fill(math.nan)
     found = logprobs(runner, Feed(2, 0, text), following)
     assert len(found) == size
     assert all(math.isnan(each) for each in found)
@@ -208,17 +208,3 @@ def test_id_that_cannot_be_read_changes_nothing(backend: str, tokens: tuple[int,
     with pytest.raises((ValueError, IndexError)):
         runner.embed(Feed(0, 0, tokens))
     assert not pool.blocks.any()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_scores_of_the_last_run_are_kept_until_the_next(backend: str) -> None:
-    """Neither an embedding nor a score draws anything."""
-    runner = make_runner(backend, make_pool())
-    draw = runner.prepare(SamplingParams(top_logprobs=2))
-    runner.run([Feed(slot, 0, TEXT[:1], draw) for slot in range(2)])
-    before = runner.logprobs(), runner.top_logprobs()
-    runner.embed(Feed(2, 0, TEXT[:16]))
-    runner.score(Feed(3, 0, TEXT[:1]), 5)
-    assert (runner.logprobs(), runner.top_logprobs()) == before
-    runner.run([Feed(0, 1, TEXT[1:2])])
-    assert np.isnan(runner.logprobs()).tolist() == [True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -13,11 +14,11 @@ import torch
 from torch import Tensor
 
 from model.architectures.network import model_of
-from server.engine.runner import NO_TOKEN, NOT_FINITE, Feed, Runner
-from server.engine.state_pool import StatePool
+from server.engine.cpu_state_pool import CpuStatePool
+from server.engine.runner import NOT_FINITE, Feed, Runner
 from server.engine.types import SamplingParams
 from tests.draws import mask_of
-from tests.server.engine.runners import BACKENDS, TOLERANCE, make_pool, make_runner
+from tests.server.engine.runners import BACKENDS, TOLERANCE, drawn, make_pool, make_runner
 from tests.tiny import tiny_checkpoint
 
 NAMES = ["delta", "elu", "gated", "performer", "retnet", "vq"]
@@ -28,17 +29,29 @@ GREEDY = SamplingParams(temperature=0.0, top_logprobs=5)
 
 
 @cache
-def made(backend: str, name: str) -> tuple[Runner, StatePool]:
+def made(backend: str, name: str) -> tuple[Runner, CpuStatePool]:
     """Since torch's takes a while to make."""
     pool = make_pool(name, 9)
     return make_runner(backend, pool, name, NUM_IDS), pool
 
 
-def shared(backend: str, name: str = "gated") -> tuple[Runner, StatePool]:
+def shared(backend: str, name: str = "gated") -> tuple[Runner, CpuStatePool]:
     """Of `NUM_IDS`, with nine empty states."""
     runner, pool = made(backend, name)
     pool.blocks.fill(0)
     return runner, pool
+
+
+def likely(
+    runner: Runner, feeds: Sequence[Feed]
+) -> list[tuple[int | None, float, list[tuple[int, float]]]]:
+    """The token of each row, its log-probability and the most likely ones; those of none."""
+    return [
+        (output.tokens[0], output.logprobs[0], list(output.tops[0]))
+        if output.logprobs
+        else (output.tokens[0] if output.tokens else None, math.nan, [])
+        for output in runner.run(feeds)
+    ]
 
 
 @cache
@@ -101,8 +114,9 @@ def test_numbers_of_a_draw_are_those_of_the_score(
     mask = mask_of(range(5, 200, 3), 10) if masked else None
     for slot, size in enumerate((1, 64)):
         draw = runner.prepare(replace(GREEDY, **params))
-        feed = Feed(slot, 0, TEXT[:size], draw, TEXT[:size], mask)
-        (token,), (logprob,), (top,) = runner.run([feed]), runner.logprobs(), runner.top_logprobs()
+        masks = None if mask is None else [mask]
+        feed = Feed(slot, 0, TEXT[:size], draw, TEXT[:size], masks, wants_logprobs=True)
+        ((token, logprob, top),) = likely(runner, [feed])
         (*_, wanted) = runner.score(Feed(2 + slot, 0, TEXT[:size]), token, 5)
         assert (logprob, top) == wanted
         assert len(top) == 5
@@ -112,8 +126,9 @@ def test_numbers_of_a_draw_are_those_of_the_score(
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_most_likely_token_has_the_first_number(backend: str, name: str) -> None:
     runner, _ = shared(backend, name)
-    (token,) = runner.run([Feed(0, 0, TEXT[:64], runner.prepare(GREEDY))])
-    assert runner.top_logprobs()[0][0] == (token, runner.logprobs()[0])
+    feed = Feed(0, 0, TEXT[:64], runner.prepare(GREEDY), wants_logprobs=True)
+    ((token, logprob, top),) = likely(runner, [feed])
+    assert top[0] == (token, logprob)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -121,9 +136,10 @@ def test_token_that_a_penalty_brought_has_its_own_number(backend: str) -> None:
     """Recent so often that it is drawn whatever the model thinks of it."""
     runner, _ = shared(backend)
     draw = runner.prepare(replace(GREEDY, frequency_penalty=-2.0))
-    assert runner.run([Feed(0, 0, TEXT[:1], draw, (8,) * 40)]) == [8]
+    feed = Feed(0, 0, TEXT[:1], draw, (8,) * 40, wants_logprobs=True)
+    ((token, logprob, _),) = likely(runner, [feed])
     (wanted,) = runner.score(Feed(1, 0, TEXT[:1]), 8)
-    assert runner.logprobs() == [wanted.logprob]
+    assert (token, logprob) == (8, wanted.logprob)
     assert wanted.logprob < -1
 
 
@@ -141,22 +157,24 @@ def test_each_row_gets_as_many_as_it_asks_for(backend: str, name: str) -> None:
         {"top_logprobs": 1, "logprob": True},
     ]
     draws = [runner.prepare(replace(GREEDY, **each)) for each in asked]
-    feeds = [Feed(i, 0, TEXT[: 16 if i % 2 else 1], draw) for i, draw in enumerate(draws)]
+    feeds = [
+        Feed(i, 0, TEXT[: 16 if i % 2 else 1], draw, wants_logprobs=i != 1)
+        for i, draw in enumerate(draws)
+    ]
     feeds.insert(2, Feed(7, 0, TEXT[:16]))
-    pool.block(8).view(np.float32).fill(math.nan)
-    feeds.append(Feed(8, 0, TEXT[:1], draws[0]))
-    tokens = runner.run(feeds)
-    logprobs, tops = runner.logprobs(), runner.top_logprobs()
+    pool.blocks[8].view(np.float32).fill(math.nan)
+    feeds.append(Feed(8, 0, TEXT[:1], draws[0], wants_logprobs=True))
+    tokens, logprobs, tops = zip(*likely(runner, feeds), strict=True)
     assert [len(top) for top in tops] == [3, 0, 0, 0, 20, 0, 1, 0]
     assert [math.isnan(each) for each in logprobs] == [
         feed.draw is None or i in (1, 7) for i, feed in enumerate(feeds)
     ]
-    assert (tokens[2], tokens[7]) == (NO_TOKEN, NOT_FINITE)
+    assert (tokens[2], tokens[7]) == (None, NOT_FINITE)
     pool.blocks.fill(0)
     for i, feed in enumerate(feeds[:7]):
-        assert runner.run([feed]) == [tokens[i]]
-        assert runner.top_logprobs() == [tops[i]]
-        assert np.array_equal(runner.logprobs(), [logprobs[i]], equal_nan=True)
+        ((token, logprob, top),) = likely(runner, [feed])
+        assert (token, top) == (tokens[i], tops[i])
+        assert logprob == logprobs[i] or (math.isnan(logprob) and math.isnan(logprobs[i]))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -174,7 +192,7 @@ def test_ties_are_ordered_by_id(backend: str) -> None:
         (found,) = runner.score(Feed(0, 0, TEXT[:1]), 5, num)
         assert [id for id, _ in found.top][: len(best)] == best[:num]
         assert len({value for _, value in found.top[: len(best)]}) == 1
-    assert runner.run([Feed(1, 0, TEXT[:1], runner.prepare(GREEDY))]) == best[:1]
+    assert drawn(runner, [Feed(1, 0, TEXT[:1], runner.prepare(GREEDY))]) == best[:1]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -182,9 +200,10 @@ def test_no_more_than_there_are(backend: str) -> None:
     """And no ids of padding."""
     runner = make_runner(backend, make_pool(), num_ids=7)
     draw = runner.prepare(replace(GREEDY, top_logprobs=20))
-    runner.run([Feed(0, 0, (1,), draw), Feed(1, 0, (2,), draw)])
+    feeds = [Feed(slot, 0, (1 + slot,), draw, wants_logprobs=True) for slot in range(2)]
+    found = [top for _, _, top in likely(runner, feeds)]
     (scored,) = runner.score(Feed(2, 0, (1,)), 3, 20)
-    for top in (*runner.top_logprobs(), scored.top):
+    for top in (*found, scored.top):
         assert sorted(id for id, _ in top) == list(range(7))
         assert abs(sum(math.exp(value) for _, value in top) - 1) < 1e-6
 
@@ -193,7 +212,7 @@ def test_no_more_than_there_are(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_state_that_is_not_finite_has_none(backend: str, size: int) -> None:
     runner, pool = shared(backend)
-    pool.block(1).view(np.float32).fill(math.nan)
+    pool.blocks[1].view(np.float32).fill(math.nan)
     found = runner.score(Feed(1, 0, TEXT[:size]), TEXT[size], 5)
     assert [top for _, top in found] == [[]] * size
     assert all(math.isnan(logprob) for logprob, _ in found)
@@ -206,7 +225,8 @@ def test_asking_changes_neither_token_nor_state(backend: str, asked: dict[str, A
     given = SamplingParams(temperature=1.5, seed=3, presence_penalty=1.0)
     quiet, asking = runner.prepare(given), runner.prepare(replace(given, **asked))
     for i, token in enumerate(TEXT[:20]):
-        (first,) = runner.run([Feed(0, i, (token,), quiet, (token,))])
-        (second,) = runner.run([Feed(1, i, (token,), asking, (token,))])
+        (first,) = drawn(runner, [Feed(0, i, (token,), quiet, (token,))])
+        feed = Feed(1, i, (token,), asking, (token,), wants_logprobs=True)
+        (second,) = drawn(runner, [feed])
         assert first == second
-    assert pool.block(0).tobytes() == pool.block(1).tobytes()
+    assert pool.blocks[0].tobytes() == pool.blocks[1].tobytes()

@@ -89,7 +89,7 @@ def test_other_requests_in_one_batch_survive_a_row_of_nan(make_engine: MakeEngin
     alone = tokens_of(solo(engine, request("good", max_tokens=20)))
     bad = engine.create_session("me", 0.0).session
     solo(engine, request("feed", (5, 6), bad, generate=False))
-    engine._pool.block(0).view(np.float32).fill(float("nan"))
+    engine._pool.blocks[0].view(np.float32).fill(float("nan"))
     engine.submit(request("good", max_tokens=20), 0.0)
     engine.submit(request("bad", (), bad, max_tokens=20), 0.0)
     events = drain(engine)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.scheduler import PREFILL_TOKENS, TURN_TOKENS, Scheduler
+from server.engine.scheduler import DRAFT_TOKENS, PREFILL_TOKENS, TURN_TOKENS, Row, Scheduler
 from tests.tiny import request, tiny_engine, tokens_of
 
 
@@ -17,6 +17,7 @@ class Job:
     name: str = ""
     owner: str = "me"
     num_in_turn: int = 0
+    num_drafts: int = 0
 
 
 def scheduler(
@@ -38,9 +39,9 @@ def admit(schedule: Scheduler[Job]) -> list[Job]:
     return started
 
 
-def feed(plan: list[tuple[Job, int]]) -> None:
+def feed(plan: list[Row[Job]]) -> None:
     """Does what the plan says."""
-    for job, size in plan:
+    for job, size, _ in plan:
         job.position, job.num_unfed = job.position + size, job.num_unfed - size
 
 
@@ -61,7 +62,7 @@ def feed(plan: list[tuple[Job, int]]) -> None:
 )
 def test_chunks_lie_on_the_grid(position: int, num_unfed: int, size: int) -> None:
     job = Job(position, num_unfed)
-    assert scheduler(job).plan() == [(job, size)]
+    assert scheduler(job).plan() == [Row(job, size)]
 
 
 def test_bounded_chunks_along_with_all_decode_steps() -> None:
@@ -71,13 +72,13 @@ def test_bounded_chunks_along_with_all_decode_steps() -> None:
     schedule = scheduler(*prompts, *short, *decoding)
     for size in (64, 64, 64, 16, 16, 64):
         plan = schedule.plan()
-        single = [job for job, count in plan if count == 1]
-        chunks = [(job, count) for job, count in plan if count > 1]
+        single = [job for job, count, _ in plan if count == 1]
+        chunks = [Row(job, count) for job, count, _ in plan if count > 1]
         assert set(single) == set(decoding)
-        assert {count for _, count in chunks} == {size}
+        assert {count for _, count, _ in chunks} == {size}
         assert len(chunks) * size <= PREFILL_TOKENS
         feed(chunks)
-        decoding += [job for job, _ in chunks if job in short]
+        decoding += [job for job, _, _ in chunks if job in short]
 
 
 @pytest.mark.parametrize("grid", [(64, 16), (64,)])
@@ -88,7 +89,7 @@ def test_long_prompts_take_turns(grid: tuple[int, ...]) -> None:
     for _ in range(6):
         plan = schedule.plan()
         feed(plan)
-        order += "".join(job.name for job, _ in plan)
+        order += "".join(job.name for job, _, _ in plan)
     assert order == "abcabcabcabc"
 
 
@@ -101,11 +102,11 @@ def test_prompts_share_the_bound_where_any_cut_will_do() -> None:
     for _ in range(5):
         plan = schedule.plan()
         feed(plan)
-        shares.append("".join(f"{job.name}{size} " for job, size in plan if job.name))
+        shares.append("".join(f"{job.name}{size} " for job, size, _ in plan if job.name))
         for job in [job for job in prompts if job in schedule.running and not job.num_unfed]:
             schedule.remove(job)
         for job in decoding:
-            assert (job, 1) in plan
+            assert Row(job, 1) in plan
             job.num_unfed = 1
     assert shares == ["a30 b98 ", "c50 d2 b76 ", "b126 ", "", ""]
     assert prompts[1].position == 7 + 300
@@ -115,10 +116,40 @@ def test_prompt_that_is_left_one_token_keeps_its_turn() -> None:
     jobs = [Job(0, PREFILL_TOKENS - 1, "a"), Job(0, 500, "b"), Job(0, 500, "c")]
     schedule = scheduler(*jobs, grid=())
     plan = schedule.plan()
-    assert plan == [(jobs[0], PREFILL_TOKENS - 1), (jobs[1], 1)]
+    assert plan == [Row(jobs[0], PREFILL_TOKENS - 1), Row(jobs[1], 1)]
     feed(plan)
     schedule.remove(jobs[0])
-    assert schedule.plan() == [(jobs[1], PREFILL_TOKENS)]
+    assert schedule.plan() == [Row(jobs[1], PREFILL_TOKENS)]
+
+
+def drafting(*jobs: Job, max_drafts: int = 8) -> Scheduler[Job]:
+    schedule: Scheduler[Job] = Scheduler((), 100, 100, max_drafts)
+    for job in jobs:
+        schedule.add(job)
+    admit(schedule)
+    return schedule
+
+
+def test_rows_with_drafts_and_prompts_have_bounds_of_their_own() -> None:
+    """What rejected drafts have left unfed is fed in any case, and counts as drafts do."""
+    prompt, plain = Job(0, 1000), Job(5, 1)
+    drafts = [Job(9, 1, num_drafts=8) for _ in range(6)]
+    unfed = [Job(9, 5, num_drafts=4) for _ in range(6)]
+    plan = drafting(prompt, plain, *drafts, *unfed).plan()
+    assert plan[0] == Row(prompt, PREFILL_TOKENS)
+    assert plan[1] == Row(plain, 1)
+    assert plan[2:8] == [Row(job, 1, 8) for job in drafts]
+    rest = [Row(job, 5, 4 if job in unfed[:2] else 0) for job in unfed]
+    assert plan[8:] == rest
+    assert sum(row.num_drafts for row in plan) <= DRAFT_TOKENS
+
+
+def test_short_rows_are_prompts_where_nothing_is_drafted() -> None:
+    job = Job(0, 5)
+    assert drafting(job, max_drafts=0).plan() == drafting(job, max_drafts=8).plan() == [Row(job, 5)]
+    late = [Job(0, PREFILL_TOKENS), Job(0, 5)]
+    assert drafting(*late, max_drafts=0).plan() == [Row(late[0], PREFILL_TOKENS)]
+    assert len(drafting(*late, max_drafts=8).plan()) == 2
 
 
 def test_first_come_first_served_up_to_the_bound() -> None:
@@ -179,12 +210,12 @@ def test_every_job_completes(grid: tuple[int, ...], prompts: list[tuple[int, int
             break
         plan = schedule.plan()
         assert plan
-        assert len({job for job, _ in plan}) == len(plan)
-        chunks = [(job, size) for job, size in plan if size > 1]
-        assert sum(size for _, size in chunks) <= PREFILL_TOKENS
-        assert all(size in grid and job.position % size == 0 for job, size in chunks if grid)
-        assert all(0 < size <= job.num_unfed for job, size in plan)
-        planned = {job for job, _ in plan}
+        assert len({job for job, _, _ in plan}) == len(plan)
+        chunks = [Row(job, size) for job, size, _ in plan if size > 1]
+        assert sum(size for _, size, _ in chunks) <= PREFILL_TOKENS
+        assert all(size in grid and job.position % size == 0 for job, size, _ in chunks if grid)
+        assert all(0 < size <= job.num_unfed for job, size, _ in plan)
+        planned = {job for job, _, _ in plan}
         assert all(job in planned for job in schedule.running if job.num_unfed == 1)
         feed(plan)
         for job in [job for job in schedule.running if job.num_unfed == 0]:

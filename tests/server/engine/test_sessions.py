@@ -131,13 +131,13 @@ def test_session_of_its_value_has_the_same_value(commands: list[tuple[str, objec
 
 def test_value_of_a_slot_can_not_be_written() -> None:
     block = StateBlock(np.zeros(4, dtype=np.uint8))
-    assert not block.data.flags.writeable
+    assert block.data.readonly
 
 
 def test_text_is_not_in_what_a_log_may_show() -> None:
     engine = tiny_engine(runtime=FakeRuntime(tiny_tokenizer().vocab_size))
     engine.submit(request(tokens=[211, 212, 213] * 60, stop=("my secret",)), 0.0)
     for _ in range(3):
-        for shown in (*engine._sessions, *engine._live.values()):
+        for shown in (*engine._sessions, *engine._requests):
             assert not re.search(r"\b21[123]\b|my secret", repr(shown))
         engine.step(0.0)

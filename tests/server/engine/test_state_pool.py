@@ -11,14 +11,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from model.config import ModelConfig
 from model.state import StateLayout
-from server.engine.state_pool import StatePool
+from server.engine.cpu_state_pool import CpuStatePool
 from tests.tiny import tiny_checkpoint
 
 LAYOUT = StateLayout.of(tiny_checkpoint().config)
 
 
 def test_capacity_is_exact() -> None:
-    pool = StatePool(LAYOUT, 3)
+    pool = CpuStatePool(LAYOUT, 3)
     assert {pool.allocate() for _ in range(3)} == {0, 1, 2}
     assert pool.allocate() is None
     pool.free(1)
@@ -26,16 +26,16 @@ def test_capacity_is_exact() -> None:
 
 
 def test_allocated_slot_is_zeroed() -> None:
-    pool = StatePool(LAYOUT, 1)
-    pool.block(0).fill(255)
+    pool = CpuStatePool(LAYOUT, 1)
+    pool.blocks[0].fill(255)
     slot = pool.allocate()
     assert slot == 0
-    assert not pool.block(0).any()
+    assert not pool.blocks[0].any()
 
 
 def test_memory_is_taken_when_it_is_first_written() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    pool = StatePool(StateLayout.of(ModelConfig(vocab_size=10)), 4096)
+    pool = CpuStatePool(StateLayout.of(ModelConfig(vocab_size=10)), 4096)
     assert pool.blocks.nbytes > 1 << 30
     pool.allocate()
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
@@ -43,11 +43,11 @@ def test_memory_is_taken_when_it_is_first_written() -> None:
 
 
 def test_blocks_start_at_a_page() -> None:
-    assert StatePool(LAYOUT, 2).blocks.ctypes.data % mmap.PAGESIZE == 0
+    assert CpuStatePool(LAYOUT, 2).blocks.ctypes.data % mmap.PAGESIZE == 0
 
 
 def test_freeing_twice_is_a_broken_invariant() -> None:
-    pool = StatePool(LAYOUT, 2)
+    pool = CpuStatePool(LAYOUT, 2)
     slot = pool.allocate()
     assert slot is not None
     pool.free(slot)
@@ -60,7 +60,7 @@ class Pool(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = StatePool(LAYOUT, 4)
+        self.pool = CpuStatePool(LAYOUT, 4)
         self.held: dict[int, int] = {}
         self.count = 0
 
@@ -70,10 +70,10 @@ class Pool(RuleBasedStateMachine):
         assert (slot is None) == (len(self.held) == 4)
         if slot is not None:
             assert slot not in self.held
-            assert not self.pool.block(slot).any()
+            assert not self.pool.blocks[slot].any()
             self.count += 1
             self.held[slot] = self.count
-            self.pool.block(slot).view(np.float32).fill(self.count)
+            self.pool.blocks[slot].view(np.float32).fill(self.count)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -90,8 +90,34 @@ class Pool(RuleBasedStateMachine):
     @invariant()
     def nobody_touches_anothers_bytes(self) -> None:
         for slot, mark in self.held.items():
-            assert (self.pool.block(slot).view(np.float32) == mark).all()
+            assert (self.pool.blocks[slot].view(np.float32) == mark).all()
 
 
 Pool.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
 test_pool_machine = Pool.TestCase
+
+
+def test_restored_slot_is_what_it_was_at_the_checkpoint() -> None:
+    """The checkpoint of the last call alone; slots that are not restored keep what they have."""
+    pool = CpuStatePool(LAYOUT, 3)
+    for marks in ((1, 2), (3, 4, 5), (6,)):
+        for slot, mark in enumerate(marks):
+            pool.blocks[slot] = mark
+        pool.checkpoint(range(len(marks)))
+        pool.blocks[:] = 9
+        pool.restore(0)
+        assert [int(block[0]) for block in pool.blocks] == [marks[0], 9, 9]
+    with pytest.raises(KeyError):
+        pool.restore(1)
+
+
+def test_copy_and_what_was_read_are_independent_of_the_slot() -> None:
+    pool = CpuStatePool(LAYOUT, 2)
+    pool.blocks[0] = 7
+    pool.copy(0, 1)
+    block = pool.read(0)
+    pool.zero(0)
+    assert not pool.blocks[0].any()
+    assert (pool.blocks[1] == 7).all()
+    pool.write(0, block)
+    assert pool.blocks[0].tobytes() == bytes(block.data) == pool.blocks[1].tobytes()

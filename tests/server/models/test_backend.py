@@ -99,7 +99,7 @@ def test_native_state_does_not_depend_on_how_a_text_is_cut(attention: str) -> No
         session = engine.create_session("me", 0.0).session
         for start, end in itertools.pairwise((0, *cuts)):
             solo(engine, request(tokens=text[start:end], session=session, generate=False))
-        blocks.append(engine._pool.block(engine._sessions.find(session, "me").slot).tobytes())
+        blocks.append(engine._pool.blocks[engine._sessions.find(session, "me").slot].tobytes())
     assert len(set(blocks)) == 1
 
 

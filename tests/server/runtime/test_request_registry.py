@@ -74,6 +74,19 @@ async def test_every_reader_sees_a_failure() -> None:
     assert readers.idle.is_set()
 
 
+async def test_tokens_of_one_step_share_the_time_since_the_last_one() -> None:
+    metrics = Metrics()
+    readers, sink = registry(metrics), EventQueue[Event](9)
+    for request_id in ("a", "b"):
+        readers.add(request_id, sink)
+    readers.sort([token("a"), token("b")], 1.0, {})
+    readers.sort([token("a", 2), token("a", 3), token("a", 4), token("b", 2)], 4.0, {})
+    text = render([Scrape("m", metrics, [])], 0).decode()
+    assert 'everstream_inter_token_seconds_count{model="m"} 4.0\n' in text
+    assert 'everstream_inter_token_seconds_sum{model="m"} 6.0\n' in text
+    assert 'everstream_inter_token_seconds_bucket{le="1.0",model="m"} 3.0\n' in text
+
+
 async def test_each_token_is_counted_once_whichever_step_it_shares() -> None:
     metrics = Metrics()
     readers, sink = registry(metrics), EventQueue[Event](9)

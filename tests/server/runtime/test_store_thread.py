@@ -74,7 +74,7 @@ class Desk:
     def add(self, *records: Record, generation: int = 0) -> EngineStep:
         """As the engine thread does it."""
         step = EngineStep(generation, records=list(records))
-        self.delivery.reserve()
+        self.delivery.reserve(1)
         if not self.queue.add(step):
             self.delivery.put(step)
         return step

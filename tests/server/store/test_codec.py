@@ -70,7 +70,7 @@ values = st.builds(
     names,
     epoch=counts,
     position=counts,
-    debt=st.lists(st.builds(UnfedSegment, tokens, counts), max_size=3).map(tuple),
+    unfed=st.lists(st.builds(UnfedSegment, tokens, counts), max_size=3).map(tuple),
     pending=st.none() | counts,
     seq=counts,
     log_index=counts,
@@ -151,7 +151,7 @@ def test_fields_that_an_older_log_lacks_take_their_defaults() -> None:
     assert decode_value(b'{"id": "s", "owner": "ann"}') == SessionValue("s", "ann")
 
 
-VALUE = replace(SessionValue("s", "ann"), debt=(UnfedSegment((1, 2), 3),), undecoded=b"\xc3")
+VALUE = replace(SessionValue("s", "ann"), unfed=(UnfedSegment((1, 2), 3),), undecoded=b"\xc3")
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_digest_is_of_the_state_and_the_tokens_around_it() -> None:
     [
         (SessionValue("s", "ann"), "has read nothing"),
         (replace(VALUE, position=0, state=None), "has read nothing"),
-        (replace(VALUE, debt=(UnfedSegment((1,), 0),)), "is within a request"),
+        (replace(VALUE, unfed=(UnfedSegment((1,), 0),)), "is within a request"),
         (replace(VALUE, constraint=Constraint("g")), "is within a request"),
         (replace(VALUE, pending=None), "last token is missing"),
     ],

@@ -1,0 +1,85 @@
+"""Drafters that are right, wrong, both or silent, so that any number of drafts is accepted."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from server.engine.constraint import Matchers
+from server.engine.engine import Engine
+from server.engine.session import Session
+from server.engine.types import Request
+from tests.fakes import Hashed
+
+MAX_DRAFTS = 5
+#: How many of the drafts are right, one kind after the other; "random" ones may be.
+KINDS: tuple[int | str, ...] = (MAX_DRAFTS, 0, 2, "random", 1, MAX_DRAFTS, "none", 3)
+
+
+class Drafter:
+    """See `server.engine.drafter.Drafter`. Subclasses know what is right."""
+
+    max_drafts = MAX_DRAFTS
+
+    def __init__(self, vocab_size: int, kinds: Sequence[int | str] = KINDS) -> None:
+        self.vocab_size = vocab_size
+        self.num_proposed = 0
+        self._kinds = itertools.cycle(kinds)
+
+    def propose(self, request: Request, session: Session, limit: int) -> Sequence[int]:
+        assert 0 < limit <= MAX_DRAFTS, limit
+        kind = next(self._kinds)
+        right = [] if kind == "none" else self.right(request, session, limit)
+        if kind == "random":
+            right = [(7 * session.length + 31 * i) % self.vocab_size for i in range(limit)]
+        elif isinstance(kind, int):
+            right[kind:] = [(token + 1) % self.vocab_size for token in right[kind:]]
+        self.num_proposed += len(right)
+        return right
+
+    def right(self, request: Request, session: Session, limit: int) -> list[int]:
+        """What will be drawn, as far as it is known."""
+        raise NotImplementedError
+
+
+class ScriptedDrafter(Drafter):
+    """Knows the texts that the requests will have: by id, from the session's first token on."""
+
+    def __init__(
+        self, vocab_size: int, texts: dict[str, Sequence[int]], kinds: Sequence[int | str] = KINDS
+    ) -> None:
+        super().__init__(vocab_size, kinds)
+        self.texts = texts
+
+    def right(self, request: Request, session: Session, limit: int) -> list[int]:
+        text = self.texts[request.request_id]
+        return list(text[session.length : session.length + limit])
+
+
+class HashedDrafter(Drafter):
+    """Knows what `FakeRuntime` draws: the next token is a hash of all before it."""
+
+    engine: Engine
+
+    def __init__(self, vocab_size: int, matchers: Matchers) -> None:
+        super().__init__(vocab_size)
+        self._matchers = matchers
+
+    def right(self, request: Request, session: Session, limit: int) -> list[int]:
+        assert request.sampling is not None and session.slot is not None
+        state = np.frombuffer(self.engine._pool.read(session.slot).data, np.int64)
+        hashed = Hashed(*state[:2].tolist()).after(session.next(session.num_unfed + 1))
+        place = None if session.constraint is None else session.constraint.copy()
+        tokens: list[int] = []
+        for _ in range(limit):
+            try:
+                mask = None if place is None else place.allowed(self._matchers, 9, [0])
+                tokens.append(hashed.token(request.sampling, self.vocab_size, mask))
+                if place is not None and place.accept(tokens[-1], [0], self._matchers):
+                    break
+            except RuntimeError:  # a matcher that fails there
+                break
+            hashed = hashed.after(tokens[-1:])
+        return tokens
