@@ -6,7 +6,7 @@ from torch import Tensor
 
 from model.ops.decayed_scores import MIN_LOG_DECAY
 from model.ops.delta import delta_chunk, delta_step
-from model.ops.recurrence import recurrence_chunk, recurrence_step
+from model.ops.recurrence import decayed, recurrence_chunk, recurrence_step
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -106,6 +106,16 @@ def test_sums_in_float64_take_in_tokens_where_float32_no_longer_does() -> None:
         assert (state - start == 64).all() == grows
     _, state = recurrence_chunk(one, one, one, start)
     assert (state - start == 64).all()
+
+
+def test_error_of_a_slow_decay_does_not_grow_with_the_text() -> None:
+    """Rounded to float32, a decay near one is wrong in the same direction at each step."""
+    log_decay = torch.tensor(-3.3e-5)
+    state = start = torch.linspace(1.0, 2.0, 64)
+    for _ in range(20_000):
+        state = decayed(state, log_decay)
+    wanted = start.double() * (20_000 * log_decay.double()).exp()
+    assert (state / wanted - 1).abs().max() < 2e-5
 
 
 def test_state_stays_float32_under_autocast() -> None:

@@ -92,6 +92,11 @@ def test_where_two_routes_have_a_path_both_count() -> None:
     assert table.scopes_of("http", "/a/c") == [{"read"}, {"admin"}]
 
 
+def test_only_pages_and_probes_are_open() -> None:
+    found = {path for path, scopes in ROUTES.items() if scopes == OPEN}
+    assert found == {"/", "/health", "/ready", "/chat", "/static"}
+
+
 def test_no_row_is_for_a_route_that_is_gone() -> None:
     known = {getattr(route, "path", None) for router in ROUTERS for route in router.routes}
     others = {"/v1/stream", "/v1/responses", "/static", "/openapi.json"}

@@ -84,6 +84,32 @@ async def test_text_starts_a_session_and_token_ids_are_taken_as_they_are() -> No
     assert (await append_request(SERVICE, "r", "me", "s", fed)).start
 
 
+class SpaceInFront(ByteTokenizer):
+    """Begins each text with a space that no one wrote."""
+
+    puts_space_in_front = True
+
+    def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
+        return super().encode(" " + text, allow_special=allow_special)
+
+    def encode_continuation(self, text: str) -> list[int]:
+        return super().encode(text)
+
+
+@pytest.mark.parametrize("length", [0, 3])
+async def test_prompt_after_a_named_state_continues_its_text(length: int) -> None:
+    async def start_of(name: str) -> Any:
+        return SimpleNamespace(length=length)
+
+    service: Any = SimpleNamespace(
+        tokenizer=SpaceInFront(),
+        limits=RequestLimits(max_prompt_tokens=100, max_tokens=1000),
+        sessions=SimpleNamespace(start_of=start_of),
+    )
+    request = await generated('{"prompt": "hi", "state": "a"}', translator=Translator(service))
+    assert bytes(request.tokens) == (b"hi" if length else b" hi")
+
+
 async def test_drawn_seeds_differ_and_survive_javascript() -> None:
     requests = [await generated('{"prompt": "hi"}') for _ in range(20)]
     seeds = {request.sampling.seed for request in requests if request.sampling}
