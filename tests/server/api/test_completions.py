@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import FakeEngine
+from tests.fakes import FakeEngine, score_of
 from tests.server.api.talk import kept, settled, story, usage_of, values_of
 from tests.server.harness import Gate, Running, running
 
@@ -209,3 +209,25 @@ async def test_disconnect_frees_the_slot_at_once(stream: bool) -> None:
         async with asyncio.timeout(60):
             await server.async_engine.drained()
         assert (await settled(server)).held_slots == 0
+
+
+async def test_most_probable_are_shown_best_first(server: Running) -> None:
+    body = {"prompt": "Who?", "max_tokens": 6, "seed": 3}
+    drawn = (await server.generate(**body, n=5)).json()
+    shown = (await server.generate(**body, n=2, best_of=5)).json()
+
+    def mean(text: str) -> float:
+        scores = [score_of(token) for token in text.encode()]
+        return sum(scores) / len(scores)
+
+    texts = [choice["text"] for choice in drawn["choices"]]
+    assert len(set(map(mean, texts))) > 2, texts
+    best = sorted(texts, key=mean, reverse=True)[:2]
+    assert [choice["text"] for choice in shown["choices"]] == best
+    assert [choice["index"] for choice in shown["choices"]] == [0, 1]
+
+
+async def test_usage_counts_all_that_was_drawn_and_the_prompt_once(server: Running) -> None:
+    answer = await server.generate(prompt="Who?", max_tokens=6, best_of=4)
+    assert len(answer.json()["choices"]) == 1
+    assert answer.json()["usage"] == usage_of(4, 24)
