@@ -106,7 +106,7 @@ async def test_prompt_after_a_named_state_continues_its_text(length: int) -> Non
         limits=RequestLimits(max_prompt_tokens=100, max_tokens=1000),
         sessions=SimpleNamespace(start_of=start_of),
     )
-    request = await generated('{"prompt": "hi", "state": "a"}', translator=Translator(service))
+    request = await generated('{"prompt": "hi", "state": "a"}', service=service)
     assert bytes(request.tokens) == (b"hi" if length else b" hi")
 
 
