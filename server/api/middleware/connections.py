@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -31,6 +31,7 @@ class OpenConnection:
 
     table: ConnectionTable
     address: str
+    groups: Sequence[_Group]
     transport: asyncio.Transport | None = None
     is_open: bool = True
 
@@ -110,18 +111,18 @@ class ConnectionTable:
             return None
         for group in groups:
             group.num_open += 1
-        return OpenConnection(self, address)
+        return OpenConnection(self, address, groups)
 
     def close_longest_idle(self) -> bool:
         """Closes one without a request; its descriptor is free in the event loop's next turn."""
         return self._close_longest_idle(self._all)
 
     def mark_idle(self, connection: OpenConnection) -> None:
-        for group in self._groups(connection.address):
+        for group in connection.groups:
             group.idle[connection] = None
 
     def remove(self, connection: OpenConnection) -> None:
-        for group in self._groups(connection.address):
+        for group in connection.groups:
             group.num_open -= 1
             group.idle.pop(connection, None)
         self._forget_unused(connection.address)
@@ -140,7 +141,7 @@ class ConnectionTable:
         for group in groups:
             group.num_admitted += 1
         if connection is not None:
-            for group in self._groups(connection.address):
+            for group in connection.groups:
                 group.idle.pop(connection, None)
         return True
 
@@ -165,7 +166,7 @@ class ConnectionTable:
         connection = group.longest_idle()
         if connection is None or connection.transport is None:
             return False
-        for each in self._groups(connection.address):
+        for each in connection.groups:
             each.idle.pop(connection, None)
         connection.transport.abort()
         return True
