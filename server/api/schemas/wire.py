@@ -113,3 +113,12 @@ def known_alone(
 def field_error(name: str, message: str) -> PydanticCustomError:
     """That the value of the field ``name`` is at fault."""
     return PydanticCustomError(FIELD_ERROR, "{message}", {"message": message, "field": name})
+
+
+def of_type(wanted: str, value: object, message: str) -> object:
+    """``value``; raises with ``message`` about its ``type`` where that is another text."""
+    kind = value.get("type") if isinstance(value, dict) else wanted
+    if isinstance(kind, str) and kind != wanted:
+        shown = message.format(repr(kind[:64]))
+        raise PydanticCustomError("other_type", "{message}", {"message": shown})
+    return value

@@ -22,7 +22,7 @@ from pydantic_core import PydanticCustomError
 from server.api.openai.unsupported import ASSISTANT
 from server.api.schemas.formats import Schema, few_fields, finite_numbers
 from server.api.schemas.names import ItemId as CallId
-from server.api.schemas.wire import History, Wire
+from server.api.schemas.wire import History, Wire, of_type
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
@@ -55,11 +55,7 @@ class TextPart(Wire):
     @model_validator(mode="before")
     @classmethod
     def _only_text(cls, value: object) -> object:
-        kind = value.get("type") if isinstance(value, dict) else "text"
-        if isinstance(kind, str) and kind != "text":
-            message = f"parts of type {kind[:64]!r} are not supported; this model reads text"
-            raise PydanticCustomError("part_type", "{message}", {"message": message})
-        return value
+        return of_type("text", value, "parts of type {} are not supported; this model reads text")
 
 
 class HeldText(TextPart):

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
-from pydantic_core import PydanticCustomError
 
 from model.chat.call_forms import TAGGED, CallForm
 from model.chat.template import ChatTemplate
@@ -23,7 +22,7 @@ from server.api.schemas.formats import (
     ResponseFormat,
     TextFormat,
 )
-from server.api.schemas.wire import Wire
+from server.api.schemas.wire import Wire, of_type
 from server.errors import invalid
 
 #: Calls of one answer, where there may be several.
@@ -45,14 +44,10 @@ class NamedToolChoice(Wire):
     @model_validator(mode="before")
     @classmethod
     def _only_functions(cls, value: object) -> object:
-        kind = value.get("type") if isinstance(value, dict) else "function"
-        if isinstance(kind, str) and kind != "function":
-            message = (
-                f"{kind[:64]!r} is not supported: name a function or allowed_tools, "
-                "or give none, auto or required"
-            )
-            raise PydanticCustomError("tool_choice", "{message}", {"message": message})
-        return value
+        message = (
+            "{} is not supported: name a function or allowed_tools, or give none, auto or required"
+        )
+        return of_type("function", value, message)
 
 
 class AllowedFunction(Wire):
