@@ -1,7 +1,7 @@
 """The models that come with the package, by name: each is a folder of ``model/bundled``.
 
 Wherever a model is named, by a flag, an argument or a configuration file, one of
-these names will do (`model.checkpoint.locate`). A folder of that name in the
+these names will do (`model.hub.locate`). A folder of that name in the
 working directory is taken instead, as it is for a name on the hub.
 """
 

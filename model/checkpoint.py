@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -32,16 +31,15 @@ import numpy.typing as npt
 from model.architectures import config_from_dict
 from model.architectures.chat import chat_of, plain_chat
 from model.architectures.config import Config
-from model.bundled_models import bundled_models
 from model.chat.template import ChatTemplate, checked_template, read_chat_template
-from model.checkpoint_files import CONFIG, FILE_SUFFIXES, FILES, GGUF_SUFFIX, NO_LORA, Lora
+from model.checkpoint_files import CONFIG, FILE_SUFFIXES, GGUF_SUFFIX, NO_LORA, Lora, is_readable
 from model.files import ConfigError, errors_in, open_file, read_json
-from model.hub.names import parse_name
+from model.hub.locate import locate
 from model.tokenization.ends import GENERATION_CONFIG
 from model.tokenization.world import PADDED_SIZE, PUBLISHED
 from model.tokenizer import FILES as TOKENIZER_FILES
 from model.tokenizer import Tokenizer, TokenizerError
-from model.weights import FORMS, WEIGHTS, CheckpointError, Weights, check_weights
+from model.weights import WEIGHTS, CheckpointError, Weights, check_weights
 from model.weights.folder import read_weights, weight_files
 
 if TYPE_CHECKING:
@@ -177,7 +175,7 @@ def _next_to(path: Path) -> Path:
 
 def _find_next_to(path: Path) -> Path | None:
     files = (path.with_name(name) for name in TOKENIZER_FILES)
-    return next((file for file in files if _is_readable(file)), None)
+    return next((file for file in files if is_readable(file)), None)
 
 
 def _load_file(path: Path, tokenizer_file: Path | None) -> Checkpoint:
@@ -251,62 +249,6 @@ def _load_folder(folder: Path, tokenizer_file: Path) -> Checkpoint:
     template = chat_of(config, tokenizer, read_chat_template(folder))
     files = [folder / CONFIG, *weight_files(folder), tokenizer_file]
     return Checkpoint(config, weights, tokenizer, _digest(files), template)
-
-
-def locate(source: str | Path, revision: str | None = None) -> Path:
-    """The folder of ``source``: a local one, else a bundled model's, else one from the hub.
-
-    A ``.pth`` or ``.gguf`` file is itself what is located. What is on disk of
-    ``OWNER/NAME[@REVISION][:FILE]`` is taken as it is; else it is downloaded, which needs
-    ``huggingface_hub``.
-    Raises `CheckpointError` or `ConfigError`.
-    """
-    folder = Path(source)
-    if os.path.isdir(folder):
-        return _complete(folder)
-    if folder.suffix in FILE_SUFFIXES and _is_readable(folder):
-        return folder
-    if str(source) in bundled_models():
-        return _complete(bundled_models()[str(source)])
-    name = parse_name(str(source))
-    if name is None:
-        raise CheckpointError(f"{source}: {_why_no_folder(folder)}")
-    from model.hub.pull import local_or_pulled  # most models are on disk
-
-    found = local_or_pulled(name if revision is None else replace(name, revision=revision))
-    return _complete(found) if found.is_dir() else found
-
-
-def _why_no_folder(path: Path) -> str:
-    try:
-        path.stat()
-    except FileNotFoundError:
-        return (
-            "there is no such folder; a model is a folder with config.json, a .pth, .st or"
-            f" .gguf file, {', '.join(bundled_models())}, or owner/name on the Hugging Face hub"
-        )
-    except OSError as error:
-        return str(error.strerror)
-    return "not a folder; a model is a folder with config.json, or a .pth, .st or .gguf file"
-
-
-def _complete(folder: Path) -> Path:
-    for name in FILES:
-        instead = {WEIGHTS: sum(FORMS, ()), TOKENIZER_FILES[0]: TOKENIZER_FILES[1:]}.get(name, ())
-        if not any(_is_readable(folder / file) for file in (name, *instead)):
-            raise CheckpointError(f"{folder} has no {name}")
-    return folder
-
-
-def _is_readable(path: Path) -> bool:
-    """Whether the file is there. Raises `CheckpointError` where it is and cannot be read."""
-    try:
-        open_file(path).close()
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}") from error
-    return True
 
 
 def _read(folder: Path, tokenizer: Tokenizer) -> tuple[Config, Weights]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from model.files import open_file
 from model.tokenizer import FILES as TOKENIZER_FILES
-from model.weights import WEIGHTS
+from model.weights import WEIGHTS, CheckpointError
 
 CONFIG = "config.json"
 #: A tokenizer of another kind may replace ``tokenizer.json``, and an index the weights.
@@ -28,3 +29,14 @@ class Lora(NamedTuple):
 
 
 NO_LORA = Lora()
+
+
+def is_readable(path: Path) -> bool:
+    """Whether the file is there. Raises `CheckpointError` where it is and cannot be read."""
+    try:
+        open_file(path).close()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from error
+    return True
