@@ -113,7 +113,9 @@ class Snapshots:
 
     def file_of(self, state: StateBlock) -> str | None:
         """The name of the state, if it is kept already."""
-        return state.file if state.file is not None and self._is_used(state.file) else None
+        if state.file is None or self._execute(_IS_USED, (state.file,)).fetchone() is None:
+            return None
+        return state.file
 
     def unused(self, files: Iterable[str]) -> list[str]:
         """Those of ``files`` that no row names."""
@@ -128,9 +130,6 @@ class Snapshots:
         """Of all states."""
         query = "SELECT count(DISTINCT file) FROM snapshot"
         return int(self._execute(query).fetchone()[0]) * self._identity.state_bytes
-
-    def _is_used(self, file: str) -> bool:
-        return self._execute(_IS_USED, (file,)).fetchone() is not None
 
     # Rows
 

@@ -163,18 +163,12 @@ def _begins(page: Numbered, place: int, head: Head) -> bool:
 
 def listed(connection: Connected, owner: str | None, after: str | None, limit: int) -> list[Listed]:
     """See `server.store.base.Store.list`; of a session that has a head, as that is."""
-    heads = connection.log.heads
-    return [
-        _as_known(heads[row[0]], row[-1])
-        if row[0] in heads
-        else Listed(*row[:5], row[5] is not None, row[6])
-        for row in connection.tables.listed(owner, after, limit)
-    ]
-
-
-def _as_known(head: Head, num_bytes: int) -> Listed:
-    is_running = head.running is not None
-    return Listed(head.id, head.owner, head.epoch, head.length, head.seq, is_running, num_bytes)
+    found = []
+    for id, of, epoch, length, seq, running, size in connection.tables.listed(owner, after, limit):
+        if (head := connection.log.heads.get(id)) is not None:
+            epoch, length, seq, running = head.epoch, head.length, head.seq, head.running
+        found.append(Listed(id, of, epoch, length, seq, running is not None, size))
+    return found
 
 
 def unfinished(connection: Connected) -> list[tuple[str, str]]:

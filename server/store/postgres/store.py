@@ -17,7 +17,7 @@ from server.errors import SessionNotFound
 from server.store.base import Loaded
 from server.store.errors import RecordRefused, StoreError, StoreFull
 from server.store.files import Chunk
-from server.store.postgres.database import ERRORS, REFUSALS, PostgresDatabase, failure
+from server.store.postgres.database import ERRORS, REFUSALS, failure
 from server.store.postgres.holdings import KeyClaims, away, held, reclaim, taken
 from server.store.postgres.link import Link, Listeners, SharedConnection, SharedPlace, retried_once
 from server.store.postgres.presence import Presence, channel_name
@@ -190,7 +190,10 @@ class PostgresStore(TableStore):
         if connection is not None:
             try:
                 self._upkeep.release([*connection.log.heads.values()])
-                _leave(connection.database)
+                database = connection.database
+                with database.transaction():
+                    database.execute("DELETE FROM journal WHERE replica = ?", (database.me,))
+                    database.execute("DELETE FROM replica WHERE key = ?", (database.me,))
             except (*ERRORS, StoreError) as error:
                 logger.warning("the session store could not be closed cleanly: %s", error)
         self._link.close()
@@ -251,9 +254,3 @@ class PostgresStore(TableStore):
         with self._link.connected() as connection, connection.database.whole():
             key = connection.database.meta_once("signing_key", secrets.token_hex(32))
             return bytes.fromhex(key)
-
-
-def _leave(database: PostgresDatabase) -> None:
-    with database.transaction():
-        for table, column in (("journal", "replica"), ("replica", "key")):
-            database.execute(f"DELETE FROM {table} WHERE {column} = ?", (database.me,))  # noqa: S608
