@@ -149,7 +149,7 @@ async def busy_session(world: World, rng: Random) -> None:
     async with world.socket() as socket:
         await socket.send("create", "n")
         session = (await socket.answer("n"))[-1]["session"]
-        endless = {"max_tokens": 10_000, "ignore_eos": True}
+        endless = {"max_tokens": 1_000_000, "ignore_eos": True}
         await socket.send("generate", "a", prompt=prompt(rng), session=session, **endless)
         await socket.tokens(rng.randint(1, 10))
         await socket.send("append", "b", session=session, text="more")
