@@ -106,11 +106,32 @@ class World:
     readers: dict[str, Place] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
 
-    def refused(self, place: Place, code: str, message: str, replica: str) -> None:
-        """An error of the protocol. One that no fault explains is wrong."""
+    def refused(self, place: Place, error: dict[str, Any], replica: str) -> Outcome:
+        """How an error of the protocol ends a connection. One that no fault explains is wrong."""
+        code = error.get("code", "none")
+        if code == "session_not_found" and not place.is_begun and place.session is not None:
+            return "lost"  # a generate has no cursor that could be reset
         self.codes[code] = self.codes.get(code, 0) + 1
         if code not in PASSING:
-            self.wrong(place, "error", f"was answered by {replica} with {code}: {message}")
+            said = error.get("message", "")
+            self.wrong(place, "error", f"was answered by {replica} with {code}: {said}")
+        return "refused"
+
+    def reset(self, place: Place, frame: dict[str, Any]) -> Outcome:
+        """A reset is of a lost store: another history, in which the session has never been."""
+        if frame["epoch"].rpartition("-")[0] == str(place.epoch).rpartition("-")[0]:
+            self.wrong(place, "reset", f"the store is the same: {frame}")
+        return "reset"
+
+    def migrated(self, place: Place, attachment: Attachment | None) -> Outcome:
+        """The replica drains."""
+        self.waits.struck("drain", place.client, attachment, self.clock())
+        return "migrate"
+
+    def check_place(self, place: Place, frame: dict[str, Any]) -> None:
+        """A connection goes on where its client was."""
+        if frame["seq"] != place.last_seq:
+            self.wrong(place, "other place", f"{frame['type']} at event {frame['seq']}")
 
     def wrong(self, place: Place, kind: str, detail: str) -> None:
         self.recording.note(

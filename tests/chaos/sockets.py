@@ -150,8 +150,7 @@ class _Reading:
         """What a frame says; an outcome where it is the last one that matters."""
         world, place, kind = self._world, self._place, frame["type"]
         if kind in ("started", "resumed"):
-            if frame["seq"] != place.last_seq:
-                world.wrong(place, "other place", f"{kind} at event {frame['seq']}")
+            world.check_place(place, frame)
             log_end = int(frame["last_seq"] if kind == "resumed" else frame["seq"])
             self.attachment = world.attached(
                 place, self._replica, frame["session"], frame["epoch"], log_end, asked_s
@@ -168,25 +167,9 @@ class _Reading:
             if kind == "finished":
                 return "finished"
         elif kind == "migrate":
-            world.waits.struck("drain", place.client, self.attachment, world.clock())
-            return "migrate"
+            return world.migrated(place, self.attachment)
         elif kind == "reset":
-            self._check_reset(frame)
-            return "reset"
+            return world.reset(place, frame)
         else:
-            return self._refused(frame)
+            return world.refused(place, frame.get("error", {"code": kind}), self._replica)
         return None
-
-    def _check_reset(self, frame: Frame) -> None:
-        """A reset is of a lost store: another history, in which the session has never been."""
-        place = self._place
-        if frame["epoch"].rpartition("-")[0] == str(place.epoch).rpartition("-")[0]:
-            self._world.wrong(place, "reset", f"the store is the same: {frame}")
-
-    def _refused(self, frame: Frame) -> Outcome:
-        place, error = self._place, frame.get("error", {})
-        code = error.get("code", frame["type"])
-        if code == "session_not_found" and not place.is_begun and place.session is not None:
-            return "lost"  # a generate has no cursor that could be reset
-        self._world.refused(place, code, error.get("message", ""), self._replica)
-        return "refused"

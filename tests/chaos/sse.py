@@ -97,11 +97,7 @@ class SseReader:
         except ValueError:
             self._world.wrong(place, "error", f"{replica} answered {status} {said[:80]!r}")
             return "broken"
-        code = error.get("code", "none")
-        if code == "session_not_found" and not place.is_begun and place.session is not None:
-            return "lost"
-        self._world.refused(place, code, error.get("message", ""), replica)
-        return "refused"
+        return self._world.refused(place, error, replica)
 
 
 class _Events:
@@ -138,25 +134,18 @@ class _Events:
 
     def _failed(self, error: dict[str, Any]) -> Outcome:
         if error["code"] == "migrated":
-            self._world.waits.struck(
-                "drain", self._place.client, self._attachment, self._world.clock()
-            )
-            return "migrate"
-        self._world.refused(self._place, error["code"], error.get("message", ""), self._replica)
-        return "refused"
+            return self._world.migrated(self._place, self._attachment)
+        return self._world.refused(self._place, error, self._replica)
 
     def _frame(self, frame: dict[str, Any]) -> Outcome | None:
         """Of ``GET /v1/sessions/{id}/events``."""
         world, place, kind = self._world, self._place, frame["type"]
         if kind == "reset":
-            if frame["epoch"].rpartition("-")[0] == str(place.epoch).rpartition("-")[0]:
-                world.wrong(place, "reset", f"the store is the same: {frame}")
-            return "reset"
+            return world.reset(place, frame)
         if kind == "migrate":
-            return self._failed({"code": "migrated"})
+            return world.migrated(place, self._attachment)
         if kind == "resumed":
-            if frame["seq"] != place.last_seq:
-                world.wrong(place, "other place", f"resumed at event {frame['seq']}")
+            world.check_place(place, frame)
             self._attach(frame["session"], frame["epoch"], frame["last_seq"])
             self._is_idle = not frame["busy"]
             return None

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from prometheus_client.parser import text_string_to_metric_families
+from websockets.asyncio.client import connect
 
 from tests.forking import Forked
 from tests.stopping import stop
@@ -255,6 +256,15 @@ class ServerProcess:
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
+
+
+def socket_to(url: str, **options: Any) -> connect:
+    """A socket that always reads, so that closing it never waits for the test to.
+
+    Neither a busy machine nor a server that stands still for long makes it give up.
+    """
+    patient = {"open_timeout": STUCK_S, "ping_interval": None}
+    return connect(url, **{"compression": None, "max_queue": None, **patient, **options})
 
 
 def free_port() -> int:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +25,7 @@ from server.store.base import Store
 from server.store.sqlite.store import open_store
 from tests.reliability.history import Event, History, Log, Reader, event_of_entry, event_of_frame
 from tests.reliability.odometer import TIMEOUT_S, Odometer
-from tests.reliability.servers import ServerProcess
+from tests.reliability.servers import ServerProcess, socket_to
 from tests.server.harness import checked
 from tests.tiny import write_model
 
@@ -233,21 +232,9 @@ async def rest_of(socket: ClientConnection) -> list[Frame]:
         return frames
 
 
-@asynccontextmanager
-async def socket_of(url: str, **headers: str) -> AsyncIterator[ClientConnection]:
-    """A socket that always reads, so that closing it never waits for the test to.
-
-    Neither a busy machine nor a server that stands still for long makes it give up.
-    """
-    async with connect(
-        url,
-        compression=None,
-        max_queue=None,
-        additional_headers=headers,
-        open_timeout=TIMEOUT_S,
-        ping_interval=None,
-    ) as socket:
-        yield socket
+def socket_of(url: str, **headers: str) -> connect:
+    """A socket with these headers; see `socket_to`."""
+    return socket_to(url, additional_headers=headers)
 
 
 def client_of(url: str) -> httpx.AsyncClient:

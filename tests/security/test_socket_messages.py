@@ -14,6 +14,7 @@ from server.api.openai.responses import socket as responses_socket
 from server.api.openai.responses.note import Note
 from server.api.openai.responses.socket import MAX_REMEMBERED, Remembered
 from server.api.websocket import stream as websocket
+from tests.reliability.servers import socket_to
 from tests.server.api.keys import ALICE
 from tests.server.api.openai.responding import ASKED
 from tests.server.api.test_quota import serving
@@ -24,8 +25,7 @@ KEY = {"authorization": f"Bearer {ALICE}"}
 
 
 def socket(server: Running, path: str) -> connect:
-    url = f"ws://127.0.0.1:{server.port}/v1/{path}"
-    return connect(url, compression=None, max_queue=None, additional_headers=KEY)
+    return socket_to(f"ws://127.0.0.1:{server.port}/v1/{path}", additional_headers=KEY)
 
 
 async def say(to: ClientConnection, **message: Any) -> None:

@@ -30,7 +30,7 @@ from server.runtime.async_engine import AsyncEngine
 from server.store.base import Store
 from server.store.memory_store import MemoryStore
 from tests.fakes import FakeEngine
-from tests.reliability.servers import STUCK_S
+from tests.reliability.servers import STUCK_S, socket_to
 from tests.server.one_model import only
 
 _FRAME: TypeAdapter[AnyFrame] = TypeAdapter(AnyFrame)
@@ -108,10 +108,7 @@ class Running:
     done: asyncio.Task[None]
 
     def socket(self, **options: Any) -> connect:
-        """A socket that always reads, so that closing it never waits for the test to."""
-        url = f"ws://127.0.0.1:{self.port}/v1/stream"
-        patient = {"open_timeout": STUCK_S, "ping_interval": None}
-        return connect(url, **{"compression": None, "max_queue": None, **patient, **options})
+        return socket_to(f"ws://127.0.0.1:{self.port}/v1/stream", **options)
 
     async def generate(self, **body: Any) -> httpx.Response:
         return await self.http.post("/v1/completions", json=body)

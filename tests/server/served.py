@@ -17,7 +17,7 @@ from server.config.sources import ModelSource, model_source
 from server.http.server import bind
 from server.models.factory import build_models
 from server.models.registry import Models, Version
-from tests.reliability.servers import STUCK_S
+from tests.reliability.servers import STUCK_S, socket_to
 from tests.server.harness import PromptServer
 
 #: A generation that continues until it is told not to, or until the test ends.
@@ -33,8 +33,7 @@ class Served:
     port: int
 
     def socket(self, **options: Any) -> connect:
-        url = f"ws://127.0.0.1:{self.port}/v1/stream"
-        return connect(url, compression=None, max_queue=None, open_timeout=STUCK_S, **options)
+        return socket_to(f"ws://127.0.0.1:{self.port}/v1/stream", **options)
 
     async def complete(self, prompt: str | list[int] = "Once", **body: Any) -> dict[str, Any]:
         body = {"prompt": prompt, "max_tokens": 20, "seed": 3, "ignore_eos": True, **body}

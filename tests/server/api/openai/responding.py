@@ -9,7 +9,7 @@ import httpx
 from websockets.asyncio.client import ClientConnection, connect
 
 from benchmarks import sse
-from tests.reliability.servers import STUCK_S
+from tests.reliability.servers import socket_to
 from tests.server.harness import Running
 
 Json = dict[str, Any]
@@ -66,8 +66,7 @@ def streamed_text(events: list[Json]) -> str:
 
 
 def socket_of(server: Running) -> connect:
-    url = f"ws://127.0.0.1:{server.port}/v1/responses"
-    return connect(url, compression=None, max_queue=None, open_timeout=STUCK_S)
+    return socket_to(f"ws://127.0.0.1:{server.port}/v1/responses")
 
 
 async def create(socket: ClientConnection, **body: Any) -> None:
