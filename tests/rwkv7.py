@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from model.architectures.rwkv7.config import Rwkv7Config
-from model.foreign.rwkv7 import Renamed
+from model.foreign.renamed import Renamed
 from model.foreign.rwkv7_names import NATIVE, parts_of
 
 Published = dict[str, Tensor]

@@ -9,7 +9,8 @@ import numpy as np
 
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.checkpoint import Checkpoint, CheckpointError
-from model.foreign.rwkv7_names import NATIVE, Names, Part, parts_of
+from model.foreign.renamed import Part
+from model.foreign.rwkv7_names import NATIVE, Names, parts_of
 from model.weights import Array
 
 

@@ -33,8 +33,8 @@ from model.foreign.merged_weights import (
     Tiled,
     Whole,
 )
-from model.foreign.rwkv7 import Renamed
-from model.foreign.rwkv7_names import LAYOUTS, Part, parts_of
+from model.foreign.renamed import Part, Renamed
+from model.foreign.rwkv7_names import LAYOUTS, parts_of
 from model.foreign.tuned_states import tensors_of
 from model.tensor_spec import Shape
 from model.weights import CheckpointError, StoredWeights, Weights

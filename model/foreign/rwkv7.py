@@ -11,26 +11,17 @@ Id 0 begins and ends texts in every RWKV vocabulary, also where a ``config.json`
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
 
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.checkpoint_files import ST_SUFFIX
 from model.files import ConfigError
 from model.foreign import GROWS
 from model.foreign.config import ForeignConfig
-from model.foreign.rwkv7_names import (
-    NATIVE,
-    TURNED,
-    Names,
-    Part,
-    layout_of,
-    parts_of,
-    unused_keys,
-)
+from model.foreign.renamed import Renamed, formed_shape
+from model.foreign.rwkv7_names import NATIVE, TURNED, Names, layout_of, parts_of, unused_keys
 from model.foreign.weights import Weights
 from model.tensor_spec import Shape
 from model.weights import Array, CheckpointError, StoredWeights, file_name, shape_in
@@ -79,57 +70,6 @@ VARIANTS = (
         "packed for the kernels of rwkv7-hf, which is not supported: publish the weights unpacked",
     ),
 )
-
-
-class Renamed(StoredWeights):
-    """The tensors of ``files`` by our names."""
-
-    def __init__(self, files: Mapping[str, Array], parts: Mapping[str, Part]) -> None:
-        self._files, self._parts = files, parts
-
-    def __getitem__(self, name: str) -> Array:
-        part = self._parts[name]
-        tensors = [_formed(self._files[key], part.form) for key in part.keys]
-        return tensors[0] if len(tensors) == 1 else np.stack(tensors)
-
-    def rows(self, name: str, begin: int, end: int | None) -> Array:
-        part = self._parts[name]
-        if isinstance(self._files, StoredWeights) and part.form == "same" and len(part.keys) == 1:
-            return self._files.rows(part.keys[0], begin, end)
-        return self[name][begin:end]
-
-    def release(self) -> None:
-        if isinstance(self._files, StoredWeights):
-            self._files.release()
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._parts
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parts)
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    def shape(self, name: str) -> Shape:
-        part = self._parts[name]
-        shape = _formed_shape(shape_in(self._files, part.keys[0]), part.form)
-        return shape if len(part.keys) == 1 else (len(part.keys), *shape)
-
-    def is_float(self, name: str) -> bool:
-        keys = self._parts[name].keys
-        if isinstance(self._files, StoredWeights):
-            return all(self._files.is_float(key) for key in keys)
-        return all(self._files[key].dtype.kind == "f" for key in keys)
-
-    @property
-    def stored_dtype(self) -> str:
-        assert isinstance(self._files, StoredWeights), type(self._files)
-        return self._files.stored_dtype
-
-    @property
-    def is_quantized(self) -> bool:
-        return isinstance(self._files, StoredWeights) and self._files.is_quantized
 
 
 def open_native(path: Path) -> StoredWeights:
@@ -197,7 +137,7 @@ def sizes(files: Mapping[str, Array], name: str, names: Names) -> Rwkv7Config:
 
     def rank(layer: int, letter: str) -> int:
         found = shape(f"{names.block.format(layer)}.{names.low_rank[0].format(letter)}")
-        return _formed_shape(found, names.low_rank_form)[0]
+        return formed_shape(found, names.low_rank_form)[0]
 
     pattern = re.escape(names.block).replace(r"\{\}", r"(\d{1,9})") + r"\."
     layers = {int(match[1]) for key in files if (match := re.match(pattern, key))}
@@ -232,39 +172,9 @@ def renamed(
     unused: Set[str] = frozenset(),
 ) -> Renamed:
     """The weights, of which each key is there, has its shape, and none but ``unused`` is left."""
-    parts, wanted = parts_of(config, names), config.weight_shapes()
-    known = {key for part in parts.values() for key in part.keys}
-    missing = [key for part in parts.values() for key in part.keys if key not in files]
-    if missing:
-        raise CheckpointError(f"{name} lacks key {missing[0]!r} ({len(missing)} in all)")
-    left = sorted(set(files) - known - unused_keys(names) - unused)
-    if left:
-        raise CheckpointError(f"{name} has an unknown key {left[0]!r} ({len(left)} in all)")
-    for ours, part in parts.items():
-        shape = wanted[ours] if len(part.keys) == 1 else wanted[ours][1:]
-        for key in part.keys:
-            found = shape_in(files, key)
-            if _formed_shape(found, part.form) != shape:
-                want = shape[::-1] if part.form == "transposed" else shape
-                raise CheckpointError(f"{name}: {key} is {list(found)}, wanted {list(want)}")
-    weights = Renamed(files, parts)
-    for ours, part in parts.items():
-        if not weights.is_float(ours):
-            raise CheckpointError(f"{name}: {part.keys[0]} is of integers")
+    weights = Renamed(files, parts_of(config, names))
+    weights.check(name, config.weight_shapes(), unused_keys(names) | unused)
     return weights
-
-
-def _formed_shape(shape: Shape, form: str) -> Shape:
-    if form == "transposed":
-        return shape[::-1]
-    if form == "flat" and len(shape) == 3 and shape[:2] == (1, 1):
-        return shape[2:]
-    return shape
-
-
-def _formed(tensor: Array, form: str) -> Array:
-    tensor = tensor.T if form == "transposed" else tensor
-    return tensor.reshape(_formed_shape(tensor.shape, form)) if form == "flat" else tensor
 
 
 def _check_sizes(source: ForeignConfig, config: Rwkv7Config) -> None:

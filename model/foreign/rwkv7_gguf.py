@@ -13,7 +13,8 @@ from dataclasses import replace
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.files import ConfigError
 from model.foreign.config import ForeignConfig
-from model.foreign.rwkv7 import Renamed, renamed, sizes
+from model.foreign.renamed import Renamed
+from model.foreign.rwkv7 import renamed, sizes
 from model.foreign.rwkv7_names import GGUF
 from model.tensor_spec import Shape
 from model.weights import Array, CheckpointError, WrappedWeights

@@ -6,19 +6,12 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
 from model.architectures.rwkv7.config import Rwkv7Config
+from model.foreign.renamed import Part
 
 #: The inputs of the time mix in the order of the rows of ``shift_mix``.
 INPUTS = "rwkvag"
 #: Letters of the low-rank maps in the files -> our names.
 LETTERS = {"w": "decay", "a": "rate", "v": "value_mix", "g": "gate"}
-
-
-@dataclass(frozen=True)
-class Part:
-    """Where a tensor of ours is: the file's keys, of which several are stacked as rows."""
-
-    keys: tuple[str, ...]
-    form: str = "same"  # or "transposed", "flat"
 
 
 @dataclass(frozen=True)

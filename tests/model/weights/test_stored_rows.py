@@ -12,7 +12,8 @@ import torch
 from gguf.quants import quantize
 from safetensors.torch import save_file
 
-from model.foreign.rwkv7 import Renamed, read_native
+from model.foreign.renamed import Renamed
+from model.foreign.rwkv7 import read_native
 from model.weights import Array, StoredWeights
 from model.weights.gguf_file import GgufFile
 from model.weights.safetensors import WeightFiles

@@ -1,0 +1,109 @@
+"""Weights in the files of another project, by our names: where each is, and in which form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
+
+import numpy as np
+
+from model.tensor_spec import Shape
+from model.weights import Array, CheckpointError, StoredWeights, shape_in
+
+
+@dataclass(frozen=True)
+class Part:
+    """Where a tensor of ours is: the file's keys, of which several are stacked as rows."""
+
+    keys: tuple[str, ...]
+    form: str = "same"  # or "transposed", "flat"
+
+
+class Renamed(StoredWeights):
+    """The tensors of ``files`` by our names."""
+
+    def __init__(self, files: Mapping[str, Array], parts: Mapping[str, Part]) -> None:
+        self._files, self._parts = files, parts
+
+    def __getitem__(self, name: str) -> Array:
+        part = self._parts[name]
+        tensors = [_formed(self._files[key], part.form) for key in part.keys]
+        return tensors[0] if len(tensors) == 1 else np.stack(tensors)
+
+    def rows(self, name: str, begin: int, end: int | None) -> Array:
+        part = self._parts[name]
+        if isinstance(self._files, StoredWeights) and part.form == "same" and len(part.keys) == 1:
+            return self._files.rows(part.keys[0], begin, end)
+        return self[name][begin:end]
+
+    def release(self) -> None:
+        if isinstance(self._files, StoredWeights):
+            self._files.release()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._parts
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def shape(self, name: str) -> Shape:
+        part = self._parts[name]
+        shape = formed_shape(shape_in(self._files, part.keys[0]), part.form)
+        return shape if len(part.keys) == 1 else (len(part.keys), *shape)
+
+    def is_float(self, name: str) -> bool:
+        keys = self._parts[name].keys
+        if isinstance(self._files, StoredWeights):
+            return all(self._files.is_float(key) for key in keys)
+        return all(self._files[key].dtype.kind == "f" for key in keys)
+
+    @property
+    def stored_dtype(self) -> str:
+        assert isinstance(self._files, StoredWeights), type(self._files)
+        return self._files.stored_dtype
+
+    @property
+    def is_quantized(self) -> bool:
+        return isinstance(self._files, StoredWeights) and self._files.is_quantized
+
+    def check(self, name: str, wanted: Mapping[str, Shape], unused: Set[str]) -> None:
+        """Raises `CheckpointError` for a key that is missing, unknown or of another shape or kind.
+
+        ``wanted`` are the shapes that the config lists, ``unused`` keys that may be left in the
+        files, which are called ``name``.
+        """
+        files, parts = self._files, self._parts
+        known = {key for part in parts.values() for key in part.keys}
+        missing = [key for part in parts.values() for key in part.keys if key not in files]
+        if missing:
+            raise CheckpointError(f"{name} lacks key {missing[0]!r} ({len(missing)} in all)")
+        left = sorted(set(files) - known - unused)
+        if left:
+            raise CheckpointError(f"{name} has an unknown key {left[0]!r} ({len(left)} in all)")
+        for ours, part in parts.items():
+            shape = wanted[ours] if len(part.keys) == 1 else wanted[ours][1:]
+            for key in part.keys:
+                found = shape_in(files, key)
+                if formed_shape(found, part.form) != shape:
+                    want = shape[::-1] if part.form == "transposed" else shape
+                    raise CheckpointError(f"{name}: {key} is {list(found)}, wanted {list(want)}")
+        for ours, part in parts.items():
+            if not self.is_float(ours):
+                raise CheckpointError(f"{name}: {part.keys[0]} is of integers")
+
+
+def formed_shape(shape: Shape, form: str) -> Shape:
+    """Our shape of a file's tensor that has ``form``."""
+    if form == "transposed":
+        return shape[::-1]
+    if form == "flat" and len(shape) == 3 and shape[:2] == (1, 1):
+        return shape[2:]
+    return shape
+
+
+def _formed(tensor: Array, form: str) -> Array:
+    tensor = tensor.T if form == "transposed" else tensor
+    return tensor.reshape(formed_shape(tensor.shape, form)) if form == "flat" else tensor
