@@ -187,10 +187,10 @@ class Runtime:
         """Feeds ``tokens[i]``, one or more, to the state in row ``slots[i]`` of ``pool``, in place.
 
         ``positions[i]`` counts the tokens that the state has seen. Where ``draws[i]`` is
-        not None a token is drawn after each of the last ``num_draws[i]`` tokens, of which
-        0 are too, or after the last one alone: each as a run would that ends there, with the
-        position that follows. ``recents[i]`` are the last tokens of the sequence with
-        ``tokens[i]``, for the penalties; a draw does not see the tokens after its own.
+        not None, a token is drawn after each of the last ``num_draws[i]`` tokens; without
+        ``num_draws``, after the last one. A draw gives what a run gives that ends at its token.
+        ``recents[i]`` are the last tokens of the sequence, ``tokens[i]`` included, for the
+        penalties; a draw does not see the tokens after its own.
         ``allowed[i]`` has for each draw None, or the ids that may be drawn: bit ``id % 32``
         of word ``id // 32``, contiguous.
         Returns for each row what was drawn, tokens or `NOT_FINITE`. No slot may be

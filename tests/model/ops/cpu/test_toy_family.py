@@ -23,10 +23,10 @@ from model.native.runtime import NativeError, Runtime
 from model.state import StateLayout
 from model.weights import check_weights
 from model.weights.gguf_file import GgufFile
+from server.engine.cpu_state_pool import CpuStatePool
 from server.engine.engine import Engine, EngineConfig
 from server.engine.native_runner import NativeRunner
 from server.engine.runner import Runner
-from server.engine.state_pool import StatePool
 from server.engine.torch_runner import TorchRunner
 from server.engine.value import Saved
 from tests.model.ops.cpu.models import (
@@ -148,7 +148,7 @@ def test_restored_session_continues_as_if_never_interrupted(
 
 
 def engine_of(checkpoint: Checkpoint, backend: str) -> Engine:
-    pool = StatePool(StateLayout.of(checkpoint.config), 4)
+    pool = CpuStatePool(StateLayout.of(checkpoint.config), 4)
     runner: Runner = NativeRunner(runtime_of(checkpoint), pool)
     if backend == "torch":
         runner = TorchRunner(checkpoint.model, pool, checkpoint.config.vocab_size, (16,))
