@@ -1,13 +1,14 @@
 """Traces three requests through the server: a streamed completion, a resume and a take-over.
 
-    python -m docs.walks [--store postgresql://...] [--write]
+    python -m docs.walks [--store postgresql://...] [--write] [--all]
 
 Each walk is a real request over a real socket. A profile function in every thread of this process
 notes each call from one function of the server to another one: a hop. A hop that occurs again is
 not counted again, so the numbers do not depend on the number of tokens. Functions inside of others,
 such as lambdas, count as part of these. The path of a request are the hops that lead to a place
 where it changes its thread or task, is parsed or encoded, or reaches the kernel, the tokenizer or
-the store. ``--write`` puts the paths into docs/architecture.md. The take-over needs an empty
+the store. ``--write`` puts the paths into docs/architecture.md; ``--all`` prints every hop, and how
+often each file is entered from another one. The take-over needs an empty
 PostgreSQL database, which two servers in this process share.
 """
 
@@ -21,6 +22,7 @@ import json
 import logging
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -83,6 +85,12 @@ class Walk:
 
     def summary(self) -> str:
         return f"{_count(self.path)}; with every call on the way {_count(self.all)}"
+
+    def calls(self) -> str:
+        """Every hop, and the files by the number of hops that enter them from another file."""
+        hops = [f"{caller} -> {callee}" for caller, callee in self.all]
+        entries = Counter(callee.file for caller, callee in self.all if caller.file != callee.file)
+        return "\n".join((*hops, *(f"{num} {file}" for file, num in entries.most_common())))
 
     def listing(self) -> str:
         """The path as Markdown: a line for each hop, under the name of its thread."""
@@ -301,10 +309,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--store", help="an empty PostgreSQL database, for the take-over")
     parser.add_argument("--write", action="store_true", help="write the paths into the page")
+    parser.add_argument("--all", action="store_true", help="print every hop")
     arguments = parser.parse_args()
     logging.disable()
     for name, walk in walks(ModelSource("everstream-stories", None), arguments.store).items():
         print(f"{name}: {walk.summary()}")
+        if arguments.all:
+            print(walk.calls())
         if arguments.write:
             _write(name, walk)
 

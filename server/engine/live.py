@@ -41,6 +41,7 @@ class Live:
     whole: bool
     draw: Draw | None = field(default=None, repr=False)
     penalized: bool = False
+    owner: str = ""  # whose turn among the waiting it takes
     max_tokens: int = 0
     ends: frozenset[int] = frozenset()
     silent_ends: tuple[int, ...] = ()
@@ -81,7 +82,7 @@ class Live:
         ``eos`` are the ids that end a text, that which a grammar's end is first.
         """
         request, params = progress.request, progress.request.sampling
-        live = cls(request, session, progress.length, whole, draw)
+        live = cls(request, session, progress.length, whole, draw, owner=request.owner)
         live.num_generated, live.num_cached = progress.num_generated, progress.num_cached
         if request.score:
             live.start_scoring()
@@ -122,11 +123,6 @@ class Live:
     @property
     def parked(self) -> bool:
         return self.phase is Phase.PARKED
-
-    @property
-    def owner(self) -> str:
-        """The tenant whose turn among the waiting it takes."""
-        return self.request.owner
 
     @property
     def position(self) -> int:
