@@ -59,19 +59,19 @@ class Tail:
                 return
             yield from self._whole_lines()  # written between the last read and the rename
             yield from self._rest()
-            self._begin_anew()
+            self._begin_again()
 
     def _open(self) -> bool:
         """Opens the file of the place, or else the one at the path. False if there is none."""
         if self._place is None:
-            return self._begin_anew()
+            return self._begin_again()
         for path in (self._path, *sorted(self._path.parent.iterdir())):
             if path.is_file() and path.stat().st_ino == self._place.inode:
                 self._file = path.open("rb")
                 return True
-        return self._begin_anew()
+        return self._begin_again()
 
-    def _begin_anew(self) -> bool:
+    def _begin_again(self) -> bool:
         self.close()
         try:
             self._file = self._path.open("rb")

@@ -127,12 +127,12 @@ class Inbox:
             self.attempts = None
         if self._recovered is not None and self._is_repeated(event):
             return False
-        goes_on = self._goes_on(event)
-        attached = not goes_on and self._runs_on(event)
+        continues = self._continues_after(event)
+        attached = not continues and self._runs_on(event)
         self._advance(event)
-        self.is_ended = not goes_on
+        self.is_ended = not continues
         self._put(event)
-        if goes_on and isinstance(event, Token):
+        if continues and isinstance(event, Token):
             self._end_if_over(event.seq)
         return attached
 
@@ -164,7 +164,7 @@ class Inbox:
             return
         self.fail(ConnectionLost("the session stopped while the connection was lost"))
 
-    def _goes_on(self, event: Event) -> bool:
+    def _continues_after(self, event: Event) -> bool:
         """Returns whether more events follow ``event``.
 
         A resumed request ends with the log or with the running generation. If it is not

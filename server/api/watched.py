@@ -79,7 +79,7 @@ class WatchedAnswer(Response):
     def _on_backpressure(self, is_full: bool) -> None:
         """Parks the requests of a client that does not keep up, until it has."""
         requests = self._async_engine.requests
-        (requests.hold if is_full else requests.go_on)(self._event_queue)
+        (requests.hold if is_full else requests.unhold)(self._event_queue)
 
 
 async def _disconnected(receive: Receive) -> None:

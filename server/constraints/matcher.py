@@ -2,7 +2,7 @@
 
 With few tokens left it closes: only those may come after which there is room for an
 end, so that a text that is cut off is one that parses. All of it depends on the
-grammar and the tokens alone, so that a matcher made anew continues in the same way.
+grammar and the tokens alone, so that a matcher made again continues in the same way.
 """
 
 from __future__ import annotations

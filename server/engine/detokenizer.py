@@ -30,9 +30,9 @@ class Detokenizer:
             self._at_start = False
             data = data if exact else self._tokenizer.first_bytes(token_id)
         try:
-            return data.decode() if self._between_characters else self._go_on(data)
+            return data.decode() if self._between_characters else self._decode(data)
         except UnicodeDecodeError:
-            return self._go_on(data)
+            return self._decode(data)
 
     def skip(self, token_ids: Iterable[int]) -> None:
         """Continues behind tokens whose text is not asked for."""
@@ -54,13 +54,13 @@ class Detokenizer:
         self._between_characters = not undecoded
 
     def flush(self) -> str:
-        """U+FFFD for an unfinished character, if there is one; starts anew."""
+        """U+FFFD for an unfinished character, if there is one; starts again."""
         text = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         self._between_characters = True
         return text
 
-    def _go_on(self, data: bytes) -> str:
+    def _decode(self, data: bytes) -> str:
         """Takes into account how the last character began, and how the next one does."""
         text = self._decoder.decode(data)
         self._between_characters = not self._decoder.getstate()[0]

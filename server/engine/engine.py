@@ -236,7 +236,7 @@ class Engine:
             self._sessions.stir(found)
         return self._info(found, found.last_used)
 
-    def go_on(self, session: str, owner: str) -> None:
+    def continue_unattended(self, session: str, owner: str) -> None:
         """Continues what a restored session runs, without a reader. Raises `SessionNotFound`."""
         live = self._sessions.request_of(self._sessions.find(session, owner))
         if live is not None and live.detached:

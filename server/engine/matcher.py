@@ -1,7 +1,7 @@
 """What the engine needs of whatever reads a grammar: where its tokens may continue.
 
 The engine never looks inside. A session keeps the grammar's text and the tokens
-generated under it, from which a matcher can be built anew anywhere.
+generated under it, from which a matcher can be built again anywhere.
 """
 
 from __future__ import annotations

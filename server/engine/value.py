@@ -151,7 +151,7 @@ class Accepted(NamedTuple):
 class Saved(NamedTuple):
     """The session's value here; what came before is not needed to continue from it.
 
-    ``evicted``: the engine has let it go, so that the store alone has it now.
+    ``evicted``: the engine has dropped it; the store alone has it now.
     """
 
     value: SessionValue

@@ -124,7 +124,7 @@ class ModelChanges:
 
         New work goes to the new version; what the old one runs ends there. With the same
         weights there is no new version: its sessions continue, and what is no part of a
-        state is taken anew.
+        state is taken again.
         """
         with self._change():
             old = self._current(name)

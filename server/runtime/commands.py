@@ -58,12 +58,12 @@ class Arrival:
     """A loaded session, which the engine restores before it runs the command that brings it.
 
     It ``is_current`` unless the engine was told to forget all since before the store was read.
-    With ``goes_on`` another replica has just run it, and its request continues without a reader.
+    With ``continues`` another replica has just run it, and its request continues without a reader.
     """
 
     past: Past
     is_current: Callable[[], bool]
-    goes_on: bool = False
+    continues: bool = False
 
 
 def on_session(
@@ -81,8 +81,8 @@ def on_session(
         if not arrival.is_current():
             raise StoreFailed("the session store failed just now; try again")
         engine.restore(arrival.past, now)
-        if arrival.goes_on:
-            engine.go_on(session, owner)
+        if arrival.continues:
+            engine.continue_unattended(session, owner)
         return call(engine, now)
 
     return run
@@ -100,12 +100,12 @@ def submit(
     return run
 
 
-def go_on(session: str, owner: str, tenant: TenantAccount | None) -> Call[None]:
+def continue_unattended(session: str, owner: str, tenant: TenantAccount | None) -> Call[None]:
     """Lets what a session runs continue, without a reader."""
 
     def run(engine: Engine, now: float) -> None:
         _check_running(engine, tenant, owner, engine.num_starting(session, owner))
-        engine.go_on(session, owner)
+        engine.continue_unattended(session, owner)
 
     return run
 

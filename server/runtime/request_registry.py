@@ -207,14 +207,14 @@ class RequestRegistry:
         self._command_queue.post(commands.detach(request_id), urgent=True)
 
     def hold(self, sink: Sink) -> None:
-        """Parks the requests of a reader that does not keep up, until `go_on`."""
+        """Parks the requests of a reader that does not keep up, until `unhold`."""
         held = self._held.setdefault(sink, set())
         for request_id in self.requests(sink):
             if request_id not in held and self._live[request_id].held_back is None:
                 held.add(request_id)
                 self._command_queue.post(commands.park(request_id), urgent=True)
 
-    def go_on(self, sink: Sink) -> None:
+    def unhold(self, sink: Sink) -> None:
         """The reader has caught up."""
         for request_id in self._held.pop(sink, ()):
             self._command_queue.post(commands.unpark(request_id), urgent=True)

@@ -44,7 +44,7 @@ class IdempotencyKeys:
         found = await self._async_engine.ask_store(lambda store: store.find_key(owner, key))
         if found is not None and found.is_append and found.finished is None:
             # An append that a crash interrupted is parked, and no client can resume it.
-            await self._sessions.go_on(found.session, owner)
+            await self._sessions.continue_unattended(found.session, owner)
         return found
 
     async def submit_once(self, request: Request, sink: Sink) -> Keyed | None:

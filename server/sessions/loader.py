@@ -22,7 +22,7 @@ from server.sessions.questions import load_session
 from server.sessions.resume import Page
 from server.store.errors import OwnedElsewhere, SnapshotMismatch, StoreFailed
 
-#: A session that many replicas want may have gone on before this one gets it.
+#: A session that many replicas want may have continued before this one gets it.
 MAX_MOVES = 3
 
 #: A command of which only the restoring matters.
@@ -203,7 +203,7 @@ class SessionLoader:
         loaded, page = found
         past = Past(loaded.value, loaded.entries)
         load.loaded = LoadedSession(
-            past, lambda: engine.generation == generation, goes_on=num_moves > 0, page=page
+            past, lambda: engine.generation == generation, continues=num_moves > 0, page=page
         )
 
     async def _move(self, load: _Load, owned: OwnedElsewhere) -> None:

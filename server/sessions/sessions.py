@@ -109,16 +109,20 @@ class Sessions:
             try:
                 # What others have left may be asked for while this replica runs its own.
                 if self._ownership is None or not await self.loader.is_here(session, owner):
-                    await self.go_on(session, owner, "never")
+                    await self.continue_unattended(session, owner, "never")
             except OwnedElsewhere:
                 continue  # another replica was quicker
             except RequestError as error:  # no reason not to serve the others
                 logger.error("session %s could not be continued: %s", session, error)
 
-    async def go_on(self, session: str, owner: str, handover: Handover = "ask") -> None:
+    async def continue_unattended(
+        self, session: str, owner: str, handover: Handover = "ask"
+    ) -> None:
         """Lets what a session runs continue, without a reader."""
         tenant = self._async_engine.tenants.get(owner)
-        await self._call(session, owner, commands.go_on(session, owner, tenant), handover)
+        await self._call(
+            session, owner, commands.continue_unattended(session, owner, tenant), handover
+        )
 
     async def info(self, session: str, owner: str) -> SessionInfo:
         try:
@@ -294,7 +298,7 @@ class Sessions:
         return True
 
     async def _confirm(self, session: str, owner: str) -> None:
-        """Raises `StoreError` where another replica may have gone on with the session."""
+        """Raises `StoreError` where another replica may have continued the session."""
         if self._ownership is not None:
             await self.read(session, owner, MAX_SEQ, 1)
 

@@ -76,7 +76,7 @@ class Head:
     def sum(self) -> int:
         """The checksum of the table's row, of what is stored.
 
-        The number of the journal's row is added: where it alone changes, SQL can do so too.
+        The number of the write-ahead log's row is added: where it alone changes, SQL can do so too.
         """
         return self.journal + row_sum(
             *(self.key, self.id, self.owner, self.epoch, self.length, self.seq),

@@ -1,4 +1,4 @@
-"""The parent's side of a worker: it starts with the first request, and anew after it ended.
+"""The parent's side of a worker: it starts with the first request, and again after it has ended.
 
 A worker is a new program, not a copy of this process: nothing that is open here is open there.
 """

@@ -24,7 +24,7 @@ from server.sessions.log_stream import Chunk, LogStream, offset_of
 
 #: How long a client waits for new messages until it is told to ask again.
 LONG_POLL_S = 25.0
-#: How long one answer of server-sent events goes on: about what the protocol says.
+#: How long one answer of server-sent events lasts: about what the protocol says.
 SSE_S = 60.0
 #: How often what other replicas write is looked for.
 ELSEWHERE_S = 1.0

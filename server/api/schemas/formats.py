@@ -128,7 +128,7 @@ class JsonObjectFormat(FormatPart):
 
 
 class JsonSchema(FormatPart):
-    """OpenAI's shape of a schema. It is always kept to, whatever ``strict`` says."""
+    """OpenAI's shape of a schema. It is always followed, whatever ``strict`` says."""
 
     name: SchemaName
     schema_: Schema = Field(alias="schema")

@@ -99,7 +99,7 @@ class Socket:
     def _on_backpressure(self, is_full: bool) -> None:
         """Parks the requests of a client that does not keep up, until it has."""
         for async_engine in self._engines:
-            (async_engine.requests.hold if is_full else async_engine.requests.go_on)(
+            (async_engine.requests.hold if is_full else async_engine.requests.unhold)(
                 self.event_queue
             )
 

@@ -1,4 +1,4 @@
-"""What ties a replica to its store: a connection, made anew after an error, and its presence.
+"""What ties a replica to its store: a connection, made again after an error, and its presence.
 
 After an error the connection is given up, and the next call makes another one, which
 knows only what the database has.
@@ -203,7 +203,7 @@ class Link:
         with database.whole():
             store_id = database.meta_once("store_id", secrets.token_hex(16))[:16]
         if store_id != self.store_id:
-            self._begin_anew(store_id)
+            self._begin_again(store_id)
         assert self.presence is not None
         database.me = self.presence.key
         database.link = _new_link(database)
@@ -245,7 +245,7 @@ class Link:
         with database.transaction(pipelined=False):  # it has parts that fail
             return without_refused(database, REFUSALS, read, now_s)
 
-    def _begin_anew(self, store_id: str) -> None:
+    def _begin_again(self, store_id: str) -> None:
         """Another store, or the first: nothing that was known of an earlier one is true of it."""
         if self.presence is not None:
             self.presence.close()

@@ -180,7 +180,7 @@ def test_log_leads_from_the_state_to_the_present(
     info = other.restore(Past(opened.value, [entry for _, entry in rest]), 0.0)  # type: ignore[union-attr]
     assert info.session == id
     done = [entry.token_id for _, entry in rest if hasattr(entry, "token_id")]
-    other.go_on(id, "me")
+    other.continue_unattended(id, "me")
     assert done + tokens_of(drain(other).get("r", ())) == wanted
 
 

@@ -178,7 +178,7 @@ def test_restored_request_can_continue_without_a_reader(make_engine: MakeEngine)
     begun(engine, session)
     engine.detach("r")
     drain(engine)
-    engine.go_on(session, "me")
+    engine.continue_unattended(session, "me")
     assert len(tokens_of(drain(engine)["r"])) == 15
     engine.expire(1e9)
 

@@ -33,7 +33,7 @@ async def test_slow_reader_parks_only_its_requests_and_they_resume_in_place() ->
     async with driving(FakeEngine()) as async_engine:
 
         def press(full: bool) -> None:
-            (async_engine.requests.hold if full else async_engine.requests.go_on)(slow)
+            (async_engine.requests.hold if full else async_engine.requests.unhold)(slow)
 
         slow: EventQueue[Event] = EventQueue(200, press)
 
@@ -85,7 +85,7 @@ async def test_request_left_while_its_reader_was_slow_stays_within_the_bound() -
         stats = await settled(async_engine)
         await settled(async_engine)
         parked = await until(async_engine, lambda stats: stats.num_parked == 1)
-        async_engine.requests.go_on(event_queue)
+        async_engine.requests.unhold(event_queue)
         await settled(async_engine)
         assert await settled(async_engine) == parked
         assert parked.completion_tokens_total <= stats.completion_tokens_total + 1
@@ -152,14 +152,14 @@ async def test_end_of_backpressure_does_not_resume_a_reader_that_is_behind() -> 
     async with left() as (async_engine, resuming):
         attached = await resuming.attach()
         async_engine.requests.hold(resuming.event_queue)
-        async_engine.requests.go_on(resuming.event_queue)
+        async_engine.requests.unhold(resuming.event_queue)
         await settled(async_engine)
         assert (await info(async_engine, resuming.session)).seq == attached.seq
         async_engine.requests.hold(resuming.event_queue)
         async_engine.requests.caught_up("new")
         await settled(async_engine)
         assert (await info(async_engine, resuming.session)).seq == attached.seq
-        async_engine.requests.go_on(resuming.event_queue)
+        async_engine.requests.unhold(resuming.event_queue)
         assert (await resuming.event_queue.take())[0].request_id == "new"
         async_engine.requests.cancel("new")
 

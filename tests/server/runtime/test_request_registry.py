@@ -152,7 +152,7 @@ async def test_request_held_while_its_session_is_loaded_is_parked_when_it_begins
     assert told.take(0) == []
     readers.note(accepted(None))
     assert [told_of(command) for command in told.take(0) or ()] == ["park a"]
-    readers.go_on(sink)
+    readers.unhold(sink)
     assert [told_of(command) for command in told.take(0) or ()] == ["unpark a"]
     readers.note(accepted(None))
     assert told.take(0) == []

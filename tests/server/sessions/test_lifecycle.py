@@ -198,7 +198,7 @@ class Walk:
         else:
             (name,) = self._async_engine.requests.requests(self._sink)
             self._async_engine.requests.caught_up(name)
-            self._async_engine.requests.go_on(self._sink)
+            self._async_engine.requests.unhold(self._sink)
 
     async def _attach(self) -> None:
         """A restored request has no reader; a new one finds it parked."""

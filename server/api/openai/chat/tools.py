@@ -1,6 +1,6 @@
 """Calls of a client's functions: what is asked of the model, and what it has called.
 
-Every call is written under a grammar, so that its arguments keep to the function's
+Every call is written under a grammar, so that its arguments follow the function's
 schema. See `model.chat.call_forms` for how it looks.
 """
 

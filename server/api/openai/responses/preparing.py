@@ -120,8 +120,8 @@ class PreparedResponse:
 
 def needs_sessions(body: ResponsesBody) -> bool:
     """Whether ``body`` reads or writes what is stored: its key needs the scope for that."""
-    goes_on = body.previous_response_id is not None
-    return body.store is not False or goes_on or has_references(body.input)
+    continues = body.previous_response_id is not None
+    return body.store is not False or continues or has_references(body.input)
 
 
 async def prepare(
@@ -216,7 +216,7 @@ async def _prompt(
     except ResponseNotFound:
         raise PreviousNotFound(previous_id) from None
     state = previous.note.state
-    if previous.kept is not None and _can_go_on(turn_input, previous.kept):
+    if previous.kept is not None and _can_continue(turn_input, previous.kept):
         following = await what_follows(service, turn_input, await _answer(previous.kept))
         if following is not None:
             return following, previous.kept, state
@@ -224,7 +224,7 @@ async def _prompt(
     return await whole_prompt(service, turn_input, before), None, state
 
 
-def _can_go_on(turn_input: TurnInput, kept: StoredResponse) -> bool:
+def _can_continue(turn_input: TurnInput, kept: StoredResponse) -> bool:
     """Whether the model was told the same before, and has read all that it was asked.
 
     Past thinking is for the template, which most often leaves it out: no state can forget it.
@@ -266,7 +266,7 @@ async def _branch(source: StoredResponse) -> str:
     assert isinstance(end, Finished), source.note.id
     try:
         (fork,) = await sessions.fork(session, owner, 1, None)
-        if fork.position != end.position:  # it has gone on by itself since
+        if fork.position != end.position:  # it has continued by itself since
             await sessions.delete(fork.session, owner)
             (fork,) = await sessions.fork(session, owner, 1, end.position)
     except SessionNotFound:

@@ -96,7 +96,7 @@ async def retrieve_response(
         after = -1 if query.starting_after is None else query.starting_after
         return ReplayedResponse(kept, True, after)
     if kept.keyed.finished is None:  # where the server does not begin again by itself
-        await kept.service.sessions.go_on(kept.keyed.session, kept.owner)
+        await kept.service.sessions.continue_unattended(kept.keyed.session, kept.owner)
     return LargeResponse(await kept.response(), media_type="application/json")
 
 

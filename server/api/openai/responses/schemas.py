@@ -164,7 +164,7 @@ Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_ITEMS, fail_fas
 
 
 class NamedSchema(JsonSchema):
-    """JSON of one schema. It is always kept to, be it strict or not."""
+    """JSON of one schema. It is always followed, strict or not."""
 
     type: Literal["json_schema"]
 
@@ -183,7 +183,7 @@ class TextConfig(Wire):
 
 
 class ResponseTool(FunctionDefinition):
-    """A function of the client's that the model may call; arguments always keep to the schema."""
+    """A function of the client's that the model may call; arguments always follow the schema."""
 
     hints = frozenset()
 

@@ -2,7 +2,7 @@
 
 A client sends ``response.create`` with the body of `POST /v1/responses`, and gets
 the events that HTTP would stream. What has one ``stream_id``, or none, is done in
-order. What is not stored can be gone on from on the same socket, for a while: its
+order. What is not stored can be continued on the same socket, for a while: its
 text is remembered here, and read again.
 """
 
@@ -222,7 +222,7 @@ class ResponsesCodec:
             return written
 
         note = live.prepared.note
-        with contextlib.suppress(InvalidRequest):  # what it went on from is gone meanwhile
+        with contextlib.suppress(InvalidRequest):  # what it continued is gone by now
             find_previous = self._find_previous(live.prepared.service)
             items = await history(find_previous, ResponseTurn(note, output))
             fields = {**note.fields, "previous_response_id": None}
