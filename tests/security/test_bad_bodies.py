@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from server.api.openai import bodies
 from server.api.openai.chat import schemas as chat_schemas
 from server.api.openai.responses import schemas as responses_schemas
-from server.api.routes import admin_models
+from server.api.routes.models import LoadModelBody
 from server.api.schemas import parse
 from server.api.schemas import requests as schemas
 from server.api.schemas.wire import Wire
@@ -29,7 +29,7 @@ MAX_ERRORS = 100
 MODELS: list[type[Wire]] = [
     *(bodies.CompletionBody, bodies.EmbeddingsBody, bodies.ScoreBody, bodies.TokenizeBody),
     *(bodies.DetokenizeBody, chat_schemas.ChatBody, responses_schemas.ResponseCreate),
-    *(schemas.Generate, schemas.AppendBody, schemas.ForkBody, admin_models.LoadModelBody),
+    *(schemas.Generate, schemas.AppendBody, schemas.ForkBody, LoadModelBody),
 ]
 NAN = float("nan")
 FIELDS = {f"k{index}": 1 for index in range(MANY)}

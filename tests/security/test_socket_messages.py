@@ -12,7 +12,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from server.api.openai.responses import socket as responses_socket
 from server.api.openai.responses.note import Note
-from server.api.openai.responses.socket import MAX_REMEMBERED, Remembered
+from server.api.openai.responses.socket import MAX_REMEMBERED, RecentTurns
 from server.api.websocket import stream as websocket
 from tests.reliability.servers import socket_to
 from tests.server.api.keys import ALICE
@@ -75,13 +75,13 @@ async def test_waiting_responses_are_bounded_by_their_bytes() -> None:
 
 async def test_bytes_wait_until_their_message_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parsed, a message takes many times its bytes, on each of many streams."""
-    gate, real = asyncio.Event(), responses_socket.work_of
+    gate, real = asyncio.Event(), responses_socket.prepare
 
     async def held(*args: Any) -> Any:
         await gate.wait()
         return await real(*args)
 
-    monkeypatch.setattr(responses_socket, "work_of", held)
+    monkeypatch.setattr(responses_socket, "prepare", held)
     body = {"type": "response.create", **ASKED, "instructions": LONG}
     async with running(max_message_bytes=50_000) as server, socket(server, "responses") as ours:
         for stream_id in ("a", "b", "c"):
@@ -166,7 +166,7 @@ async def test_cancels_count_and_take_effect(tmp_path: Path) -> None:
 
 
 def test_remembered_conversations_are_bounded_by_number_and_bytes() -> None:
-    memory = Remembered(10_000)
+    memory = RecentTurns(10_000)
     for index in range(MAX_REMEMBERED + 1):
         memory.keep(Note(f"n{index}", {}, []))
     assert memory.find("n0") is None and memory.find("n1") is not None
