@@ -52,7 +52,7 @@ class Stream(Probe):
 
     def feed(self, session: str, position: int) -> None:
         """Appends text until the session is ``position`` tokens long."""
-        length = self.engine.session_info(session, OWNER, now=0.0).position
+        length = self.engine.kept.info(session, OWNER, now=0.0).position
         while length < position:
             num_tokens = min(APPEND_TOKENS, position - length)
             self.submit(session, self.text(num_tokens))

@@ -36,10 +36,10 @@ class Probe:
 
     def open(self) -> str:
         """A new session."""
-        return self.engine.create_session(OWNER, now=0.0).session
+        return self.engine.kept.create(OWNER, now=0.0).session
 
     def close(self, session: str) -> None:
-        self.engine.delete_session(session, OWNER)
+        self.engine.kept.delete(session, OWNER)
 
     def text(self, num_tokens: int) -> Sequence[int]:
         """Random ids."""

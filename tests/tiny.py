@@ -186,7 +186,7 @@ def started(events: Iterable[Event]) -> Started:
 
 def state_of(engine: Engine, session: str, owner: str = "me") -> bytes:
     """The bytes of a session's state, wherever it is; of the empty one, none."""
-    state = engine.value(session, owner).state
+    state = engine.kept.value(session, owner).state
     return b"" if state is None else state.data.tobytes()
 
 

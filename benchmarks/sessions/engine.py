@@ -60,7 +60,7 @@ class Bench(Probe):
             copies, commits = [], []
             for _ in range(rounds):
                 start = time.perf_counter()
-                forks = self.engine.fork(self._ids[0], OWNER, num, 0.0)
+                forks = self.engine.kept.fork(self._ids[0], OWNER, num, 0.0)
                 copies.append(time.perf_counter() - start)
                 commits.append(_timed(self._commit))
                 for fork in forks:
@@ -75,7 +75,7 @@ class Bench(Probe):
             self._append(self._ids[0])
             self._commit()
             start = time.perf_counter()
-            value = self.engine.value(self._ids[0], OWNER)
+            value = self.engine.kept.value(self._ids[0], OWNER)
             values.append(time.perf_counter() - start)
             record = (self._ids[0], Saved(value))
             commits.append(_timed(lambda record=record: self.store.commit([record])))
@@ -108,7 +108,7 @@ class Bench(Probe):
 
     def _restore(self, session: str) -> None:
         loaded = self.store.load(session, OWNER)
-        self.engine.restore(Past(loaded.value, loaded.entries), 2 * NEVER_S)
+        self.engine.kept.restore(Past(loaded.value, loaded.entries), 2 * NEVER_S)
 
     def _append(self, session: str, tokens: Sequence[int] = PROMPT) -> None:
         self.submit(session, tokens)

@@ -153,9 +153,9 @@ def read_prompt(backend: Backend, prompt: str, start: NamedState | None = None) 
         raise InvalidRequest("the prompt is empty", "prompt")
     engine = backend.engine(1, EngineConfig(new_id=lambda: _OWNER))
     if start is None:
-        session = engine.create_session(_OWNER, 0.0)
+        session = engine.kept.create(_OWNER, 0.0)
     else:
-        session = engine.adopt(start.value, _OWNER, 0.0)
+        session = engine.kept.adopt(start.value, _OWNER, 0.0)
     tokenizer = backend.tokenizer
     encode = tokenizer.encode_continuation if session.position else tokenizer.encode
     tokens = tuple(encode(prompt))
@@ -165,7 +165,7 @@ def read_prompt(backend: Backend, prompt: str, start: NamedState | None = None) 
             if isinstance(event, Finished) and event.error is not None:
                 raise InternalFailure(event.error)
     before = "" if start is None else start.prompt
-    return named_state(engine.value(session.session, _OWNER), before + prompt)
+    return named_state(engine.kept.value(session.session, _OWNER), before + prompt)
 
 
 def write_state(path: Path, state: NamedState, identity: Identity) -> None:

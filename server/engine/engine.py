@@ -13,34 +13,32 @@ from collections import Counter
 
 from model.architectures.config import Config
 from model.tokenizer import Tokenizer
-from server.engine.checks import check_request, check_tokens
+from server.engine.checks import check_request
 from server.engine.config import EngineConfig
 from server.engine.constraint import no_matchers
 from server.engine.executor import Executor
 from server.engine.grammar_turns import GrammarTurns
-from server.engine.keeper import Keeper, info_of
-from server.engine.lifecycle import Phase
+from server.engine.keeper import Keeper
 from server.engine.live import Live
 from server.engine.output_processor import OutputProcessor
+from server.engine.owned_sessions import OwnedSessions
 from server.engine.prefix_cache import Evicted, PrefixCache
 from server.engine.prompts import Prompts
 from server.engine.requests import RequestTable
 from server.engine.runner import Runner
 from server.engine.scheduler import Row, Scheduler
-from server.engine.session import Session
 from server.engine.sessions import SessionTable
 from server.engine.state_pool import StatePool
 from server.engine.types import (
     EngineStats,
     Event,
     Failed,
-    Migrated,
     Request,
     SessionInfo,
     Started,
 )
-from server.engine.value import Accepted, Past, Progress, Record, SessionValue, StateBlock
-from server.errors import InvalidRequest, QueueFull, RequestError, SessionAttached
+from server.engine.value import Accepted, Progress, Record, SessionValue, StateBlock
+from server.errors import InvalidRequest, QueueFull, SessionAttached
 
 __all__ = ["Engine", "EngineConfig"]
 
@@ -71,6 +69,11 @@ class Engine:
         self._sessions = SessionTable(pool, config.max_asleep, config.session_ttl_s)
         self._requests = RequestTable(self._scheduler, self._sessions, runner, eos)
         self._keeper = Keeper(self._sessions, self._requests, tokenizer, config)
+        #: What owners ask of their sessions.
+        self.kept = OwnedSessions(
+            *(self._sessions, self._requests, self._keeper),
+            *(model_config.vocab_size, pool.state_bytes),
+        )
         self._prompts = Prompts(self._sessions, self._prefixes, runner.grid)
         self._grammar_turns = GrammarTurns()
         self._executor = Executor(
@@ -234,7 +237,7 @@ class Engine:
             self._requests.rename(live, request_id)
             live.detached, live.max_generated = False, sys.maxsize
             self._sessions.stir(found)
-        return self._info(found, found.last_used)
+        return self.kept.of(found, found.last_used)
 
     def continue_unattended(self, session: str, owner: str) -> None:
         """Continues what a restored session runs, without a reader. Raises `SessionNotFound`."""
@@ -264,138 +267,9 @@ class Engine:
         live = self._sessions.request_of(self._sessions.find(session, owner))
         return int(live is not None and live.parked and live.detached)
 
-    # Sessions
-
-    def create_session(self, owner: str, now: float) -> SessionInfo:
-        """A kept, empty session. Raises `CapacityExhausted`."""
-        self.expire(now)
-        return self._info(self._keeper.open(owner, True, now), now)
-
-    def has_session(self, session: str, owner: str) -> bool:
-        """Whether the engine has the session, and it is ``owner``'s."""
-        return self._sessions.has(session, owner)
-
-    def session_info(self, session: str, owner: str, now: float) -> SessionInfo:
-        """Raises `SessionNotFound`."""
-        return self._info(self._sessions.find(session, owner), now)
-
-    def value(self, session: str, owner: str) -> SessionValue:
-        """The session now, with its own copy of the state. Raises `SessionNotFound`."""
-        return self._keeper.value(self._sessions.find(session, owner))
-
-    def fork(
-        self, session: str, owner: str, num: int, now: float, past: Past | None = None
-    ) -> list[SessionInfo]:
-        """Copies of a session, as it is or as it was in the ``past``; they share one state.
-
-        Raises `SessionNotFound`, `CapacityExhausted`, `InvalidRequest`.
-        """
-        found = self._sessions.find(session, owner)
-        copies = self._keeper.fork(past or Past(self._keeper.value(found)), owner, num, now)
-        return [self._info(copy, now) for copy in copies]
-
-    def adopt(self, value: SessionValue, owner: str, now: float) -> SessionInfo:
-        """A new session that continues from ``value``.
-
-        Raises `CapacityExhausted`, and `InvalidRequest` where it holds tokens that
-        the model does not have.
-        """
-        tokens = [*value.known, *(() if value.constraint is None else value.constraint.tokens)]
-        check_tokens(tokens, self._model_config.vocab_size, "session")
-        (session,) = self._keeper.fork(Past(value), owner, 1, now)
-        return self._info(session, now)
-
-    def rewind(self, session: str, owner: str, past: Past, now: float) -> SessionInfo:
-        """Puts the session back to its ``past``, in a new epoch.
-
-        Raises `SessionNotFound`, `InvalidRequest`, and `SessionBusy` while it runs
-        a request.
-        """
-        found = self._sessions.find(session, owner)
-        return self._info(self._keeper.rewind(found, past, now), now)
-
-    def restore(self, past: Past, now: float) -> SessionInfo:
-        """Takes a session back from a store; a request that had not finished is parked.
-
-        Without effect on one that is here. Raises `CapacityExhausted`.
-        """
-        if past.value.id in self._sessions:
-            return self._info(self._sessions.find(past.value.id, past.value.owner), now)
-        session, progress = self._keeper.restore(past, now)
-        if progress is not None:
-            live = self._requests.new(progress, session)
-            live.phase, live.detached, live.started = Phase.PARKED, True, True
-            live.stop_scoring()  # those of its beginning are lost
-            self._sessions.begin(session, live)
-            self._requests.add(live)
-        return self._info(session, now)
-
-    def delete_session(self, session: str, owner: str) -> None:
-        """Forgets the session, at once or when the running request has ended, cancelled.
-
-        Raises `SessionNotFound`.
-        """
-        found = self._sessions.find(session, owner)
-        live = self._sessions.request_of(found)
-        if live is None:
-            self._keeper.delete(found)
-        else:
-            self._keeper.forget(found)
-            self._requests.cancel(live)
-
     def expire(self, now: float) -> None:
         """Evicts the idle sessions whose time is over."""
         self._keeper.expire(now)
-
-    def retire(self, max_sessions: int) -> int:
-        """Saves and evicts kept sessions, those that run first; returns how many are left.
-
-        The readers of what they run get `Migrated`.
-        """
-        kept = sorted(
-            (s for s in self._sessions if s.keep),
-            key=lambda s: self._sessions.request_of(s) is None,
-        )
-        for session in kept[:max_sessions]:
-            self._evict(session, None)
-        return max(0, len(kept) - max_sessions)
-
-    def give(self, session: str, owner: str, how: str, now: float) -> SessionInfo | None:
-        """Saves and evicts a session: see `server.sessions.ownership.Handover`.
-
-        Where it has a reader and ``how`` is "ask" it stays, and is returned; with "take_over"
-        its reader is told so. Raises `SessionNotFound`.
-        """
-        found = self._sessions.find(session, owner)
-        live = self._sessions.request_of(found)
-        if live is not None and not live.detached and how == "ask":
-            return self._info(found, now)
-        self._evict(found, SessionAttached() if how == "take_over" else None)
-        return None
-
-    def _evict(self, session: Session, why: RequestError | None) -> None:
-        """Saves the session; its reader is redirected, or gets ``why`` it cannot be."""
-        if (live := self._sessions.request_of(session)) is not None:
-            request_id = live.request.request_id
-            self._requests.park(live)
-            place = (session.epoch, session.seq, session.length)
-            event = Failed(request_id, why) if why else Migrated(request_id, session.id, *place)
-            self._requests.events.append(event)
-        self._keeper.evict(session)
-
-    def discard_kept(self, error: RequestError, id: str | None = None) -> None:
-        """Forgets kept sessions, as if the process had died: the store has not followed.
-
-        All of them, or the one called ``id``. What the store has of them is what they are.
-        Readers see ``error``.
-        """
-        kept = [] if id is None else [r for r in self._sessions.records if r[0] != id]
-        self._sessions.records = kept
-        for session in self._sessions:
-            if session.keep and id in (None, session.id):
-                if (live := self._sessions.request_of(session)) is not None:
-                    self._requests.fail(live, error)
-                self._sessions.close(session)
 
     def take_records(self) -> list[Record]:
         """What has happened to kept sessions since the last call, in order."""
@@ -416,10 +290,6 @@ class Engine:
     def next_expiry(self) -> float | None:
         """When `expire` has something to do, on the clock of ``now``."""
         return self._sessions.next_expiry()
-
-    def _info(self, session: Session, now: float) -> SessionInfo:
-        live = self._sessions.request_of(session)
-        return info_of(session, live, self._pool.state_bytes, now)
 
     # Counts
 

@@ -77,10 +77,10 @@ def on_session(
     def run(engine: Engine, now: float) -> R | Absent:
         engine.expire(now)
         if arrival is None:
-            return call(engine, now) if engine.has_session(session, owner) else Absent.ABSENT
+            return call(engine, now) if engine.kept.has(session, owner) else Absent.ABSENT
         if not arrival.is_current():
             raise StoreFailed("the session store failed just now; try again")
-        engine.restore(arrival.past, now)
+        engine.kept.restore(arrival.past, now)
         if arrival.continues:
             engine.continue_unattended(session, owner)
         return call(engine, now)
@@ -114,7 +114,7 @@ def evict(max_sessions: int) -> Call[int]:
     """Saves and evicts some of the kept sessions, at most so many; returns how many."""
 
     def run(engine: Engine, now: float) -> int:
-        return engine.retire(0) - engine.retire(min(max_sessions, EVICTED_AT_ONCE))
+        return engine.kept.retire(0) - engine.kept.retire(min(max_sessions, EVICTED_AT_ONCE))
 
     return run
 
@@ -166,5 +166,5 @@ def unpark(request_id: str) -> Command:
 
 def forget(generation: int, error: RequestError, session: str | None = None) -> Command:
     """Drops one kept session, or all, and begins a generation."""
-    call: Call[None] = lambda engine, now: engine.discard_kept(error, session)  # noqa: E731
+    call: Call[None] = lambda engine, now: engine.kept.discard(error, session)  # noqa: E731
     return Command(call, generation=generation)

@@ -130,7 +130,7 @@ class SessionLoader:
 
     async def is_here(self, session: str, owner: str) -> bool:
         """Whether the engine has the session."""
-        return await self._async_engine.call(lambda engine, now: engine.has_session(session, owner))
+        return await self._async_engine.call(lambda engine, now: engine.kept.has(session, owner))
 
     def is_loading(self, session: str, owner: str) -> bool:
         """Whether a command may be about to bring the session."""

@@ -101,7 +101,7 @@ class Sessions:
         """A kept session, empty or with a named state. Raises `RequestError`."""
         if state is not None:
             return await self.adopt(await self.start_of(state), owner)
-        return await self._open(owner, lambda engine, now: engine.create_session(owner, now))
+        return await self._open(owner, lambda engine, now: engine.kept.create(owner, now))
 
     async def continue_unfinished(self) -> None:
         """Lets what ran when the server went down continue by itself, for a while."""
@@ -127,7 +127,7 @@ class Sessions:
     async def info(self, session: str, owner: str) -> SessionInfo:
         try:
             info = await self._call(
-                session, owner, lambda engine, now: engine.session_info(session, owner, now)
+                session, owner, lambda engine, now: engine.kept.info(session, owner, now)
             )
         except AttachedElsewhere as attached:
             return attached.info
@@ -137,7 +137,7 @@ class Sessions:
     async def delete(self, session: str, owner: str) -> None:
         try:
             await self._call(
-                session, owner, lambda engine, now: engine.delete_session(session, owner), "move"
+                session, owner, lambda engine, now: engine.kept.delete(session, owner), "move"
             )
         except SessionBroken:
             await self._async_engine.ask_store(lambda store: store.discard(session, owner))
@@ -160,7 +160,7 @@ class Sessions:
             return await self._call(
                 session,
                 owner,
-                lambda engine, now: engine.fork(session, owner, num, now, past),
+                lambda engine, now: engine.kept.fork(session, owner, num, now, past),
                 work=True,
             )
 
@@ -169,18 +169,23 @@ class Sessions:
         self._async_engine.check_retirement()
         past = await self._past(session, owner, at)
         return await self._call(
-            session, owner, lambda engine, now: engine.rewind(session, owner, past, now), work=True
+            session,
+            owner,
+            lambda engine, now: engine.kept.rewind(session, owner, past, now),
+            work=True,
         )
 
     async def value(self, session: str, owner: str) -> SessionValue:
         """The session as it is now."""
-        value = await self._call(session, owner, lambda engine, now: engine.value(session, owner))
+        value = await self._call(
+            session, owner, lambda engine, now: engine.kept.value(session, owner)
+        )
         await self._confirm(session, owner)
         return value
 
     async def adopt(self, value: SessionValue, owner: str) -> SessionInfo:
         """A new session that continues from ``value``."""
-        return await self._open(owner, lambda engine, now: engine.adopt(value, owner, now))
+        return await self._open(owner, lambda engine, now: engine.kept.adopt(value, owner, now))
 
     async def _open(self, owner: str, call: Call[SessionInfo]) -> SessionInfo:
         self._async_engine.check_store()
@@ -279,7 +284,7 @@ class Sessions:
         """See `server.sessions.ownership.Owned`."""
 
         def give(engine: Engine, now: float) -> SessionInfo | None:
-            return engine.give(session, owner, handover, now)
+            return engine.kept.give(session, owner, handover, now)
 
         while True:
             await self.loader.ended(session, owner)

@@ -87,15 +87,15 @@ def test_session_of_a_failed_row_continues_from_its_store(
         return runners[-1]
 
     engine, ledger = model.engine(wrap=wrap, save_interval=7, can_evict=True), Ledger()
-    session = engine.create_session("me", 0.0).session
+    session = engine.kept.create("me", 0.0).session
     req = request("culprit", range(1, 80), session, max_tokens=100)
     failed = solo(engine, req)
     assert finished(failed).finish_reason == "error"
     with pytest.raises(SessionNotFound):
-        engine.session_info(session, "me", 0.0)
+        engine.kept.info(session, "me", 0.0)
     ledger.take(engine.take_records())
     runners[0].fault = never
-    engine.restore(ledger.past(session), 0.0)
+    engine.kept.restore(ledger.past(session), 0.0)
     num_left = 100 - len(tokens_of(failed))
     rest = solo(engine, request("rest", (), session, max_tokens=num_left))
     assert tokens_of(failed) + tokens_of(rest) == alone["culprit"]
@@ -106,7 +106,7 @@ def test_failure_while_scoring_is_that_request_s_alone(
     engine: Engine, alone: dict[str, list[int]]
 ) -> None:
 
-    session = engine.create_session("me", 0.0).session
+    session = engine.kept.create("me", 0.0).session
     culprit = replace(request("culprit", range(1, 250), session, generate=False), score=True)
     found = together(engine, culprit)
     assert all(found[req.request_id] == alone[req.request_id] for req in PEERS)

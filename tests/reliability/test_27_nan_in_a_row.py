@@ -24,7 +24,7 @@ def model(request: pytest.FixtureRequest) -> Model:
 
 
 def kept(engine: Engine) -> str:
-    session = engine.create_session("me", 0.0).session
+    session = engine.kept.create("me", 0.0).session
     solo(engine, request("feed", PROMPT, session, generate=False))
     return session
 
@@ -56,7 +56,7 @@ def test_only_its_session_ends_and_the_others_equal_solo_runs(model: Model) -> N
     for name, tokens in wanted.items():
         assert tokens_of(e for e in events if e.request_id == name) == tokens
     with pytest.raises(SessionNotFound):
-        engine.session_info(session, "me", 0.0)
+        engine.kept.info(session, "me", 0.0)
     check_baseline(engine)
 
 
@@ -70,7 +70,7 @@ def test_session_continues_from_the_last_sound_state_in_the_store(model: Model) 
     assert finished(drain(engine)["r"]).error == NOT_FINITE
     ledger.take(engine.take_records())
     check_finite(ledger, session)
-    engine.restore(ledger.past(session), 0.0)
+    engine.kept.restore(ledger.past(session), 0.0)
     rest = solo(engine, request("r", (), session, max_tokens=40 - len(seen)))
     assert seen + tokens_of(rest) == wanted
     check_baseline(engine)
@@ -84,15 +84,15 @@ def test_what_only_reads_is_not_saved_either(model: Model, ends: str) -> None:
     poison(engine, session)
     solo(engine, request("more", (5, 6, 7), session, generate=False))
     if ends == "evicted":
-        engine.create_session("me", 0.0)
+        engine.kept.create("me", 0.0)
     elif ends == "expired":
         engine.expire(1e9)
     elif ends == "retired":
-        engine.retire(10)
+        engine.kept.retire(10)
     ledger.take(engine.take_records())
     check_finite(ledger, session)
     if ends != "saved":
-        engine.restore(ledger.past(session), 0.0)
+        engine.kept.restore(ledger.past(session), 0.0)
         rest = solo(engine, request("r", (), session))
         wanted = solo(model.engine(), request("w", (*PROMPT, 5, 6, 7)))
         assert tokens_of(rest) == tokens_of(wanted)
@@ -102,7 +102,7 @@ def test_what_only_reads_is_not_saved_either(model: Model, ends: str) -> None:
 def test_what_is_not_finite_is_no_prefix_for_others(model: Model) -> None:
     engine = model.engine(max_prefixes=8)
     prompt = tuple(range(1, 250))
-    session = engine.create_session("me", 0.0).session
+    session = engine.kept.create("me", 0.0).session
     engine.submit(request("bad", prompt, session), 0.0)
     engine.step(0.0)
     poison(engine, session)

@@ -66,7 +66,7 @@ def test_later_requests_wait_for_their_turn_instead(model: Model) -> None:
 def test_kept_session_of_a_refused_request_continues(model: Model) -> None:
     """Its state is what it was, and so is its text but for what had been read of the prompt."""
     alone, engine = model.engine(), engine_with_room_for(model, 1)
-    mine, theirs = (e.create_session("me", 0.0).session for e in (engine, alone))
+    mine, theirs = (e.kept.create("me", 0.0).session for e in (engine, alone))
     for e, session in ((engine, mine), (alone, theirs)):
         solo(e, request("first", range(1, 40), session))
     engine.submit(request("other", max_tokens=30), 0.0)

@@ -54,16 +54,16 @@ def life(model: Model, *, poisoned: bool) -> list[object]:
         for owner in ("ann", "bob", "eve"):
             options = {"owner": owner, "seed": round, "poisoned": poisoned}
             if round == 0:
-                sessions[owner] = engine.create_session(owner, 0.0).session
+                sessions[owner] = engine.kept.create(owner, 0.0).session
             session = sessions[owner]
             ledger.take(engine.take_records())
-            engine.restore(ledger.past(session), 0.0)
+            engine.kept.restore(ledger.past(session), 0.0)
             seen.append(turn(engine, tokens=PROMPT[: 90 + round], session=session, **options))  # type: ignore[arg-type]
             seen.append(turn(engine, tokens=PROMPT, **options))  # type: ignore[arg-type]
-            (copy,) = engine.fork(session, owner, 1, 0.0)
+            (copy,) = engine.kept.fork(session, owner, 1, 0.0)
             seen.append(turn(engine, tokens=(), session=copy.session, **options))  # type: ignore[arg-type]
             seen.append(state_of(engine, copy.session, owner))
-            engine.delete_session(copy.session, owner)
+            engine.kept.delete(copy.session, owner)
     stats = engine.stats()
     assert stats.prefix_hits_total and stats.evicted_sessions_total and stats.num_asleep
     check_baseline(engine)
@@ -80,7 +80,7 @@ def test_every_way_to_fill_a_slot_overwrites_all_of_it(backend: str) -> None:
 def test_slot_of_a_failed_session_is_clean_for_the_next(backend: str) -> None:
     engine = Model(backend).engine(max_sessions=1)  # type: ignore[arg-type]
     fresh = turn(engine, poisoned=False, tokens=PROMPT)
-    session = engine.create_session("bob", 0.0).session
+    session = engine.kept.create("bob", 0.0).session
     solo(engine, request("a", PROMPT, session, owner="bob"))
     engine._pool.blocks[0].view(np.float64).fill(np.nan)
     assert finished(solo(engine, request("b", (1,), session, owner="bob"))).error is not None

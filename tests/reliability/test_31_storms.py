@@ -70,7 +70,7 @@ class Storm:
         if self.sessions and rng.random() < 0.3:
             session = self.sessions.pop(rng.randrange(len(self.sessions)))
             try:
-                engine.delete_session(session, "me")
+                engine.kept.delete(session, "me")
             except RequestError:
                 self.num_refused += 1
 
@@ -155,14 +155,14 @@ def test_memory_is_back_at_its_baseline() -> None:
 def test_sessions_evicted_during_a_storm_are_restored_whole() -> None:
     engine = FakeEngine(session_ttl_s=5.0, can_evict=True, **OPTIONS)
     ledger = Ledger()
-    names = [engine.create_session("me", 0.0).session for _ in range(12)]
+    names = [engine.kept.create("me", 0.0).session for _ in range(12)]
     ledger.take(engine.take_records())
     rng, now = random.Random(3), 0.0
     for n in range(300):
         now += 1.0
         session = rng.choice(names)
         try:
-            engine.restore(ledger.past(session), now)
+            engine.kept.restore(ledger.past(session), now)
             engine.submit(request(f"{n}", [rng.randrange(256)] * 9, session, max_tokens=50), now)
         except RequestError:
             pass
@@ -174,7 +174,7 @@ def test_sessions_evicted_during_a_storm_are_restored_whole() -> None:
     for name in names:
         engine.expire(now + 1e6)
         ledger.take(engine.take_records())
-        info = engine.restore(ledger.past(name), now + 1e6)
+        info = engine.kept.restore(ledger.past(name), now + 1e6)
         if info.parked:
             engine.cancel_session(name, "me")
         while engine.has_work():

@@ -40,7 +40,7 @@ Bits = tuple[list[int], bytes]
 
 def begin(engine: Engine) -> str:
     """A session that has had its first turn."""
-    session = engine.create_session("me", 0.0).session
+    session = engine.kept.create("me", 0.0).session
     solo(engine, request("first", FIRST, session, max_tokens=NUM_FIRST, **OPTIONS))
     return session
 
@@ -87,26 +87,26 @@ def in_company(model: Model) -> Bits:
 
 def forked(model: Model) -> Bits:
     engine = model.engine()
-    (copy,) = engine.fork(begin(engine), "me", 1, 0.0)
+    (copy,) = engine.kept.fork(begin(engine), "me", 1, 0.0)
     return end(engine, copy.session)
 
 
 def forked_in_the_past(model: Model) -> Bits:
     engine = model.engine()
     session = begin(engine)
-    at = engine.session_info(session, "me", 0.0).position
+    at = engine.kept.info(session, "me", 0.0).position
     solo(engine, request("other", FIRST, session))
     past = ledger_of(engine).past(session, at)
-    (copy,) = engine.fork(session, "me", 1, 0.0, past)
+    (copy,) = engine.kept.fork(session, "me", 1, 0.0, past)
     return end(engine, copy.session)
 
 
 def rewound(model: Model) -> Bits:
     engine = model.engine()
     session = begin(engine)
-    at = engine.session_info(session, "me", 0.0).position
+    at = engine.kept.info(session, "me", 0.0).position
     solo(engine, request("other", FIRST, session))
-    engine.rewind(session, "me", ledger_of(engine).past(session, at), 0.0)
+    engine.kept.rewind(session, "me", ledger_of(engine).past(session, at), 0.0)
     return end(engine, session)
 
 
@@ -114,7 +114,7 @@ def rewound_into_what_it_generated(model: Model) -> Bits:
     """And made to generate it again."""
     engine = model.engine()
     session, at = begin(engine), 1 + len(FIRST) + 11
-    engine.rewind(session, "me", ledger_of(engine).past(session, at), 0.0)
+    engine.kept.rewind(session, "me", ledger_of(engine).past(session, at), 0.0)
     solo(engine, request("again", (), session, max_tokens=NUM_FIRST - 11, **OPTIONS))
     return end(engine, session)
 
@@ -140,8 +140,8 @@ def slept(model: Model) -> Bits:
 def evicted_and_restored(model: Model) -> Bits:
     engine, heir = model.engine(max_sessions=1, can_evict=True), model.engine()
     session = begin(engine)
-    engine.create_session("me", 0.0)
-    heir.restore(ledger_of(engine).past(session), 0.0)
+    engine.kept.create("me", 0.0)
+    heir.kept.restore(ledger_of(engine).past(session), 0.0)
     return end(heir, session)
 
 
@@ -150,7 +150,7 @@ def rebuilt_from_the_log(model: Model) -> Bits:
     session = begin(engine)
     past = ledger_of(engine).past(session)
     assert past.value.position == 0
-    heir.restore(past, 0.0)
+    heir.kept.restore(past, 0.0)
     return end(heir, session)
 
 
@@ -159,7 +159,7 @@ def rebuilt_from_a_save_and_the_log(model: Model) -> Bits:
     session = begin(engine)
     past = ledger_of(engine).past(session)
     assert 0 < past.value.position < past.value.length
-    heir.restore(past, 0.0)
+    heir.kept.restore(past, 0.0)
     return end(heir, session)
 
 
@@ -174,8 +174,8 @@ def restarted_at_every_turn(model: Model, save_interval: int) -> Bits:
         while len(tokens_of(events)) < num_tokens:
             events += engine.step(0.0)
         ledger.take(engine.take_records())
-        engine.discard_kept(InternalFailure("the store failed"))
-        engine.restore(ledger.past(session), 0.0)
+        engine.kept.discard(InternalFailure("the store failed"))
+        engine.kept.restore(ledger.past(session), 0.0)
         engine.unpark("second")
     assert len(tokens_of(events)) < NUM_SECOND
     events += drain(engine)["second"]
@@ -194,18 +194,18 @@ def restarted_from_saves(model: Model) -> Bits:
 def adopted(model: Model) -> Bits:
     """As a value, by another engine."""
     engine, heir = model.engine(), model.engine()
-    return end(heir, heir.adopt(engine.value(begin(engine), "me"), "me", 0.0).session)
+    return end(heir, heir.kept.adopt(engine.kept.value(begin(engine), "me"), "me", 0.0).session)
 
 
 def exported_and_imported(model: Model) -> Bits:
     """As a signed file."""
     engine, heir = model.engine(), model.engine()
-    value = engine.value(begin(engine), "me")
+    value = engine.kept.value(begin(engine), "me")
     assert value.state is not None
     identity = Identity("m", "t", "b", "d", len(value.state.data), "l")
     file = export_session(value, identity, KEY)
     taken = replace(import_session(file, identity, KEY), owner="me")
-    return end(heir, heir.adopt(taken, "me", 0.0).session)
+    return end(heir, heir.kept.adopt(taken, "me", 0.0).session)
 
 
 def stored_and_opened_again(model: Model) -> Bits:
@@ -229,7 +229,7 @@ def stored_and_opened_again(model: Model) -> Bits:
         store.close()
     assert 0 < loaded.value.position < loaded.value.position + len(loaded.entries)
     heir = model.engine()
-    heir.restore(Past(loaded.value, loaded.entries), 0.0)
+    heir.kept.restore(Past(loaded.value, loaded.entries), 0.0)
     heir.unpark("second")
     events += drain(heir)["second"]
     return tokens_of(events), state_of(heir, session)

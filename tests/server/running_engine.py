@@ -69,11 +69,11 @@ async def run(at: Sessions | AsyncEngine, work: Request) -> list[Event]:
 
 
 async def create(async_engine: AsyncEngine) -> SessionInfo:
-    return await async_engine.call(lambda engine, now: engine.create_session("me", now), work=True)
+    return await async_engine.call(lambda engine, now: engine.kept.create("me", now), work=True)
 
 
 async def info(async_engine: AsyncEngine, session: str) -> SessionInfo:
-    return await async_engine.call(lambda engine, now: engine.session_info(session, "me", now))
+    return await async_engine.call(lambda engine, now: engine.kept.info(session, "me", now))
 
 
 async def settled(async_engine: AsyncEngine) -> EngineStats:

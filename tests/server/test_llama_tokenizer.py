@@ -171,9 +171,9 @@ def test_stream_is_the_rest_of_the_whole_decoding(tmp_path: Path, prompt: str) -
 def test_saved_session_continues_with_the_same_text(tmp_path: Path) -> None:
     """Also where only the start token came before: the first space is still to be dropped."""
     engine = make_engine(write_checkpoint(tmp_path / "tiny"))
-    session = engine.create_session("me", 0.0).session
+    session = engine.kept.create("me", 0.0).session
     solo(engine, request(tokens=[BOS], session=session, generate=False, start=False))
-    copy = engine.adopt(engine.value(session, "me"), "me", 0.0).session
+    copy = engine.kept.adopt(engine.kept.value(session, "me"), "me", 0.0).session
     space = tokenizer().encode_continuation(" ")
     forced: dict[str, Any] = {"logit_bias": ((space[0], 100.0),), "temperature": 0.0}
     for each in (session, copy):

@@ -66,15 +66,15 @@ def test_state_of_a_prompt_has_the_bits_of_a_session(
     backend = open_backend(checkpoint, "torch", "float32")
     state = read_state(file, identity_of(checkpoint, backend), checkpoint.config)
     engine = backend.engine(2, EngineConfig(new_id=iter("ab").__next__, max_asleep=2))
-    session = engine.create_session("me", 0.0).session
+    session = engine.kept.create("me", 0.0).session
     tokens = checkpoint.tokenizer.encode(TEXT)
     solo(engine, request("read", tokens, session, generate=False))
-    value = engine.value(session, "me")
+    value = engine.kept.value(session, "me")
     assert value.state is not None
     assert state.value.state is not None
     assert bytes(value.state.data) == bytes(state.value.state.data)
     wanted = tokens_of(solo(engine, request("r", (), session)))
-    opened = engine.adopt(state.value, "me", 0.0).session
+    opened = engine.kept.adopt(state.value, "me", 0.0).session
     assert tokens_of(solo(engine, request("r", (), opened))) == wanted
 
 

@@ -103,7 +103,7 @@ async def test_idle_session_moves_without_asking_its_owner(database_url: str) ->
         info = await other.sessions.info(end.session, "me")
         assert info.seq == end.seq
         with pytest.raises(SessionNotFound):
-            await one.async_engine.call(lambda e, now: e.session_info(end.session, "me", now))
+            await one.async_engine.call(lambda e, now: e.kept.info(end.session, "me", now))
 
 
 async def test_detached_stream_continues_at_another_replica(database_url: str) -> None:

@@ -101,4 +101,4 @@ def follow(tokens: Sequence[int], grammar: str = GRAMMAR) -> FakeMatcher:
 
 
 def constraint(engine: Engine, session: str) -> Constraint | None:
-    return engine.value(session, "me").constraint
+    return engine.kept.value(session, "me").constraint

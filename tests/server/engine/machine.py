@@ -106,7 +106,7 @@ class Commanded(RuleBasedStateMachine):
         except SessionNotFound:
             past = self.ledger.past(session)
             try:
-                self.engine.restore(past, self.now)
+                self.engine.kept.restore(past, self.now)
             except CapacityExhausted:
                 self.check_full()
                 return None

@@ -34,7 +34,7 @@ def engine(make: MakeEngine) -> Engine:
 
 def opened(engine: Engine) -> str:
     """A session with a prompt and 20 generated tokens."""
-    session = engine.create_session("me", 0.0).session
+    session = engine.kept.create("me", 0.0).session
     solo(engine, request("r", PROMPT, session, max_tokens=20, seed=3))
     return session
 
@@ -48,7 +48,7 @@ def test_resumed_session_continues_as_if_never_interrupted(engine: Engine) -> No
 
 def test_fork_continues_like_the_session(engine: Engine) -> None:
     session = opened(engine)
-    (copy,) = engine.fork(session, "me", 1, 0.0)
+    (copy,) = engine.kept.fork(session, "me", 1, 0.0)
     both = [tokens_of(solo(engine, request("f", (), n))) for n in (session, copy.session)]
     assert both[0] == both[1]
     assert state_of(engine, session) == state_of(engine, copy.session)
@@ -59,8 +59,8 @@ def test_rewound_session_equals_a_fresh_one(engine: Engine, at: int) -> None:
     ledger, session = Ledger(), opened(engine)
     text = [0, *PROMPT, *tokens_of(solo(engine, request(tokens=PROMPT, max_tokens=20, seed=3)))]
     ledger.take(engine.take_records())
-    engine.rewind(session, "me", ledger.past(session, at), 0.0)
-    fresh = engine.create_session("me", 0.0).session
+    engine.kept.rewind(session, "me", ledger.past(session, at), 0.0)
+    fresh = engine.kept.create("me", 0.0).session
     if at:
         past = request("a", text[: min(at, 150)], fresh, generate=False, start=False)
         solo(engine, past)
@@ -75,7 +75,7 @@ def test_sessions_that_share_slots_have_the_bits_of_solo_runs(make: MakeEngine) 
     """Three turns of four sessions in two slots, so that each hibernates between its turns."""
     found = []
     for engine in (make(), make(max_sessions=2, max_asleep=4)):
-        sessions = [engine.create_session("me", 0.0).session for _ in range(4)]
+        sessions = [engine.kept.create("me", 0.0).session for _ in range(4)]
         tokens = [
             tokens_of(solo(engine, request("r", range(i + 1, i + 40 + 30 * turn), session, seed=i)))
             for turn in range(3)

@@ -114,12 +114,12 @@ def compared(prompt: tuple[int, ...] = PROMPT, ends: tuple[tuple[int, ...], ...]
 
 def in_turn(engine: Engine, prompt: tuple[int, ...], end: tuple[int, ...]) -> object:
     """Of a session that is fed the prompt, and then asked about the continuation."""
-    session = engine.create_session("me", 0.0).session
+    session = engine.kept.create("me", 0.0).session
     if prompt:
         solo(engine, request("p", prompt, session, generate=False))
     req = replace(request("e", end, session, generate=False), score=True, num_top=2)
     last = finished(solo(engine, req))
-    engine.delete_session(session, "me")
+    engine.kept.delete(session, "me")
     return last.logprobs, last.tops
 
 

@@ -112,7 +112,7 @@ def test_rest_is_the_same_after_a_crash(
     (session,) = ledger.entries
     for past in ledger.pasts(session):
         heir = make()
-        heir.restore(past, 0.0)
+        heir.kept.restore(past, 0.0)
         assert constraint(heir, session) == Constraint(GRAMMAR, tuple(seen))
         heir.unpark("r")
         events = drain(heir)["r"]
@@ -127,7 +127,7 @@ def test_whole_text_of_the_past_is_free(make: MakeEngine) -> None:
     solo(engine, request("s", (5, 6), session))
     ledger.take(engine.take_records())
     past = ledger.past(session, 1 + len(PROMPT) + LENGTH)
-    (copy,) = engine.fork(session, "me", 1, 0.0, past)
+    (copy,) = engine.kept.fork(session, "me", 1, 0.0, past)
     assert constraint(engine, copy.session) is None
 
 
@@ -136,7 +136,7 @@ def test_session_continues_on_another_server_under_its_grammar(
 ) -> None:
     engine, other = make(), make()
     session = ended(engine, max_tokens=9)
-    adopted = other.adopt(engine.value(session, "me"), "you", 0.0).session
+    adopted = other.kept.adopt(engine.kept.value(session, "me"), "you", 0.0).session
     assert whole[:9] + rest_of(other, adopted, owner="you") == whole
 
 
@@ -145,7 +145,7 @@ def test_session_with_an_unknown_grammar_fails_alone(
 ) -> None:
     engine, other = make(), make_engine()
     session = ended(engine, max_tokens=9)
-    adopted = other.adopt(engine.value(session, "me"), "me", 0.0).session
+    adopted = other.kept.adopt(engine.kept.value(session, "me"), "me", 0.0).session
     other.submit(request("s", (), adopted), 0.0)
     other.submit(request("peer"), 0.0)
     events = drain(other)
@@ -164,15 +164,15 @@ def test_rewound_session_has_the_constraint_of_its_rewind_point(make: MakeEngine
     assert constraint(engine, session) == Constraint("3")
     ledger.take(engine.take_records())
     past = next(ledger.pasts(session, 1 + len(PROMPT) + 9))
-    engine.retire(1)
+    engine.kept.retire(1)
     ledger.take(engine.take_records())
-    engine.restore(ledger.past(session), 0.0)
-    engine.rewind(session, "me", past, 0.0)
+    engine.kept.restore(ledger.past(session), 0.0)
+    engine.kept.rewind(session, "me", past, 0.0)
     ledger.take(engine.take_records())
     assert constraint(engine, session) == before
     for way in ledger.pasts(session):
         heir = make()
-        heir.restore(way, 0.0)
+        heir.kept.restore(way, 0.0)
         assert constraint(heir, session) == before
 
 
@@ -181,5 +181,5 @@ def test_within_its_prompt_a_session_of_the_past_was_under_no_grammar(make: Make
     session = ended(engine)
     ledger.take(engine.take_records())
     for at, wanted in ((2, None), (1 + len(PROMPT), Constraint(GRAMMAR))):
-        (copy,) = engine.fork(session, "me", 1, 0.0, ledger.past(session, at))
+        (copy,) = engine.kept.fork(session, "me", 1, 0.0, ledger.past(session, at))
         assert constraint(engine, copy.session) == wanted

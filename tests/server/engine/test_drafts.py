@@ -173,13 +173,13 @@ def test_fork_rewind_and_restore_in_the_middle(kinds: Sequence[int | str]) -> No
             engine.step(0.0)
         (found,) = engine._sessions
         length = found.length
-        (fork,) = engine.fork(found.id, "me", 1, 0.0)
-        value = engine.value(found.id, "me")
+        (fork,) = engine.kept.fork(found.id, "me", 1, 0.0)
+        value = engine.kept.value(found.id, "me")
         drain(engine)
-        rewound = engine.rewind(found.id, "me", Past(replace(value, progress=None)), 0.0)
+        rewound = engine.kept.rewind(found.id, "me", Past(replace(value, progress=None)), 0.0)
         assert (fork.position, rewound.position) == (length, length)
         other = make_engine(ScriptedDrafter(VOCAB_SIZE, texts, kinds))
-        other.restore(Past(value), 0.0)
+        other.kept.restore(Past(value), 0.0)
         other.unpark("r")
         assert [*whole[:length], *tokens_of(drain(other)["r"])] == whole
         for session in (fork.session, found.id):

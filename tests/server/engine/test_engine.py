@@ -90,7 +90,7 @@ def test_session_continues_as_if_never_interrupted(engine: Engine) -> None:
 
 def test_append_then_generate_equals_one_prompt(engine: Engine) -> None:
     whole = tokens_of(solo(engine, request(tokens=range(10, 30))))
-    session = engine.create_session("me", 0.0).session
+    session = engine.kept.create("me", 0.0).session
     fed = solo(engine, request("a", range(10, 18), session, generate=False))
     assert finished(fed).finish_reason is None
     assert finished(fed).position == 9
@@ -101,33 +101,33 @@ def test_append_then_generate_equals_one_prompt(engine: Engine) -> None:
 def test_kept_session_is_listed_and_deleted(engine: Engine) -> None:
     session = finished(solo(engine, request(keep=True))).session
     assert session is not None
-    info = engine.session_info(session, "me", 10.0)
+    info = engine.kept.info(session, "me", 10.0)
     assert (info.position, info.busy, info.idle_s) == (12, False, 10.0)
-    engine.delete_session(session, "me")
+    engine.kept.delete(session, "me")
     with pytest.raises(SessionNotFound):
-        engine.session_info(session, "me", 10.0)
+        engine.kept.info(session, "me", 10.0)
     assert engine.stats().held_slots == 0
 
 
 def test_another_owner_sees_no_session(engine: Engine) -> None:
-    session = engine.create_session("me", 0.0).session
-    past = Past(engine.value(session, "me"))
+    session = engine.kept.create("me", 0.0).session
+    past = Past(engine.kept.value(session, "me"))
     for verb in (
-        lambda: engine.session_info(session, "you", 0.0),
-        lambda: engine.value(session, "you"),
-        lambda: engine.delete_session(session, "you"),
+        lambda: engine.kept.info(session, "you", 0.0),
+        lambda: engine.kept.value(session, "you"),
+        lambda: engine.kept.delete(session, "you"),
         lambda: engine.submit(request(session=session, owner="you"), 0.0),
         lambda: engine.attach(session, "you", "r", take_over=True),
-        lambda: engine.fork(session, "you", 1, 0.0),
-        lambda: engine.rewind(session, "you", past, 0.0),
+        lambda: engine.kept.fork(session, "you", 1, 0.0),
+        lambda: engine.kept.rewind(session, "you", past, 0.0),
     ):
         with pytest.raises(SessionNotFound):
             verb()
-    engine.session_info(session, "me", 0.0)
+    engine.kept.info(session, "me", 0.0)
 
 
 def test_busy_session_refuses_a_second_request(engine: Engine) -> None:
-    session = engine.create_session("me", 0.0).session
+    session = engine.kept.create("me", 0.0).session
     engine.submit(request("a", session=session), 0.0)
     with pytest.raises(SessionBusy):
         engine.submit(request("b", session=session), 0.0)
@@ -205,7 +205,7 @@ def test_end_of_text_ends_unless_ignored(engine: Engine) -> None:
 
 def test_cancel_in_a_prompt_keeps_what_was_read(engine: Engine) -> None:
     prompt = tuple(range(1, 290))
-    session = engine.create_session("me", 0.0).session
+    session = engine.kept.create("me", 0.0).session
     engine.submit(request(tokens=prompt, session=session), 0.0)
     engine.step(0.0)
     engine.step(0.0)
@@ -219,7 +219,7 @@ def test_cancel_in_a_prompt_keeps_what_was_read(engine: Engine) -> None:
 
 
 def test_one_token_appended_to_an_empty_session(engine: Engine) -> None:
-    session = engine.create_session("me", 0.0).session
+    session = engine.kept.create("me", 0.0).session
     fed = solo(engine, request(tokens=(7,), session=session, generate=False, start=False))
     assert finished(fed).position == finished(fed).usage.prompt_tokens == 1
     wanted = tokens_of(solo(engine, request(tokens=(7,), start=False)))
@@ -339,7 +339,7 @@ def test_whole_prompt_is_one_row_where_any_cut_will_do() -> None:
 
 def test_row_that_is_not_finite_ends_its_session_without_saving_it() -> None:
     engine = tiny_engine(runtime=FakeRuntime(tiny_tokenizer().vocab_size), save_interval=1)
-    session = engine.create_session("me", 0.0).session
+    session = engine.kept.create("me", 0.0).session
     solo(engine, request("feed", (5, 6), session, generate=False))
     poison(engine, 0)
     engine.take_records()
@@ -347,13 +347,13 @@ def test_row_that_is_not_finite_ends_its_session_without_saving_it() -> None:
     assert (last.finish_reason, last.error) == ("error", "the model's output is not finite")
     assert [type(entry) for _, entry in engine.take_records()] == [Accepted, Finished]
     with pytest.raises(SessionNotFound):
-        engine.session_info(session, "me", 0.0)
+        engine.kept.info(session, "me", 0.0)
 
 
 def test_end_of_a_kept_session_goes_by_its_name_after_an_error() -> None:
     """A store may still have it; one that ended with its request has no name."""
     engine = tiny_engine(runtime=FakeRuntime(tiny_tokenizer().vocab_size))
-    session = engine.create_session("me", 0.0).session
+    session = engine.kept.create("me", 0.0).session
     for name, where, wanted in (("kept", session, session), ("not", None, None)):
         engine.submit(request(name, range(1, 300), where), 0.0)
         engine.step(0.0)

@@ -174,7 +174,7 @@ class EngineMachine(Commanded):
     @rule(owner=st.sampled_from(["ann", "bob"]))
     def create(self, owner: str) -> None:
         try:
-            info = self.engine.create_session(owner, self.now)
+            info = self.engine.kept.create(owner, self.now)
         except CapacityExhausted:
             self.check_full()
         else:
@@ -187,7 +187,7 @@ class EngineMachine(Commanded):
         text = self.expected.texts[session]
 
         def call() -> None:
-            self.engine.delete_session(session, text.owner)
+            self.engine.kept.delete(session, text.owner)
             text.keep = False
             if text.running is not None:
                 self.expected.works[text.running].cancelled = True
@@ -206,7 +206,7 @@ class EngineMachine(Commanded):
         def call() -> None:
             then = self.ledger.past(session, at) if past else None
             length = at if past else len(text.tokens)
-            for info in self.engine.fork(session, text.owner, num, self.now, then):
+            for info in self.engine.kept.fork(session, text.owner, num, self.now, then):
                 assert (info.position, info.seq, info.epoch) == (length, 0, 0)
                 copy = self.expected.texts[info.session] = text.copy(length)
                 self.check_constraint(info.session, text if past else None, copy)
@@ -221,7 +221,7 @@ class EngineMachine(Commanded):
 
         def call() -> None:
             past = self.ledger.past(session, at)
-            info = self.engine.rewind(session, text.owner, past, self.now)
+            info = self.engine.kept.rewind(session, text.owner, past, self.now)
             then = text.copy(at)
             self.check_constraint(session, text, then)
             text.cut(at)
@@ -244,7 +244,7 @@ class EngineMachine(Commanded):
     @rule()
     def restart(self) -> None:
         """All that is kept goes to the store, and comes back when it is wanted."""
-        assert self.engine.retire(100) == 0
+        assert self.engine.kept.retire(100) == 0
         self.step(1)
         self.lose_what_is_not_kept()
         self.engine = self.make_engine()
@@ -264,7 +264,7 @@ class EngineMachine(Commanded):
                 self.expected.lost[name] = InternalFailure
                 self.expected.works[name].has_reader = False
                 self.expected.works[name].started = True
-        self.engine.discard_kept(InternalFailure("the store failed"))
+        self.engine.kept.discard(InternalFailure("the store failed"))
         self.step(1)
 
     @invariant()
@@ -281,7 +281,7 @@ class EngineMachine(Commanded):
         for session in self.engine._sessions:
             if session.keep:
                 text = self.expected.texts[session.id]
-                value = self.engine.value(session.id, text.owner)
+                value = self.engine.kept.value(session.id, text.owner)
                 wanted = settled(value, hashed)
                 assert wanted[0] == text.hashed
                 assert value.constraint == text.constraint

@@ -25,7 +25,7 @@ def runtime(backend: Runtime | None) -> Runtime | None:
 @pytest.fixture
 def session(engine: Engine) -> str:
     """149 tokens and a start token read, 20 generated."""
-    name = engine.create_session("me", 0.0).session
+    name = engine.kept.create("me", 0.0).session
     solo(engine, request("r", PROMPT, name, max_tokens=20, seed=3))
     return name
 
@@ -36,12 +36,12 @@ def ledger() -> Ledger:
 
 
 def fork(engine: Engine, session: str, num: int = 1) -> list[str]:
-    return [info.session for info in engine.fork(session, "me", num, 0.0)]
+    return [info.session for info in engine.kept.fork(session, "me", num, 0.0)]
 
 
 def rewind(engine: Engine, ledger: Ledger, session: str, at: int) -> None:
     ledger.take(engine.take_records())
-    engine.rewind(session, "me", ledger.past(session, at), 0.0)
+    engine.kept.rewind(session, "me", ledger.past(session, at), 0.0)
     ledger.take(engine.take_records())
 
 
@@ -80,18 +80,18 @@ def test_fork_of_a_session_that_runs_does_not_disturb_it(engine: Engine) -> None
         copies.append((len(tokens_of(seen)), *fork(engine, session)))
     assert tokens_of(seen) == wanted
     for num_seen, copy in copies[:: len(copies) // 5]:
-        assert engine.session_info(copy, "me", 0.0).position == 150 + num_seen
+        assert engine.kept.info(copy, "me", 0.0).position == 150 + num_seen
         if num_seen < 30:
             rest = solo(engine, request("f", (), copy, seed=1, max_tokens=30 - num_seen))
             assert tokens_of(rest) == wanted[num_seen:]
 
 
 def test_adopted_value_is_a_session_of_its_new_owner(engine: Engine, session: str) -> None:
-    value = engine.value(session, "me")
-    info = engine.adopt(value, "you", 0.0)
+    value = engine.kept.value(session, "me")
+    info = engine.kept.adopt(value, "you", 0.0)
     assert (info.position, info.seq, info.epoch) == (170, 0, 0)
     with pytest.raises(SessionNotFound):
-        engine.session_info(info.session, "me", 0.0)
+        engine.kept.info(info.session, "me", 0.0)
     mine = solo(engine, request("a", (), session))
     theirs = solo(engine, request("b", (), info.session, owner="you"))
     assert tokens_of(mine) == tokens_of(theirs)
@@ -118,7 +118,7 @@ def test_session_of_the_past_continues_from_there(
     wanted = tokens_of(solo(engine, request("w", PROMPT, max_tokens=20, seed=3)))
     ledger.take(engine.take_records())
     past = ledger.past(session, 150 + num_generated)
-    (copy,) = engine.fork(session, "me", 1, 0.0, past)
+    (copy,) = engine.kept.fork(session, "me", 1, 0.0, past)
     assert (copy.position, copy.seq) == (150 + num_generated, 0)
     rewind(engine, ledger, session, 150 + num_generated)
     for name in (copy.session, session):
@@ -132,9 +132,9 @@ def test_session_of_a_part_of_its_prompt_equals_a_fresh_one_with_that_text(
     engine: Engine, ledger: Ledger, session: str, at: int
 ) -> None:
     ledger.take(engine.take_records())
-    (copy,) = engine.fork(session, "me", 1, 0.0, ledger.past(session, at))
+    (copy,) = engine.kept.fork(session, "me", 1, 0.0, ledger.past(session, at))
     rewind(engine, ledger, session, at)
-    fresh = engine.create_session("me", 0.0).session
+    fresh = engine.kept.create("me", 0.0).session
     if at:
         text = (0, *PROMPT)[:at]
         solo(engine, request("a", text, fresh, generate=False, start=False))
@@ -146,14 +146,14 @@ def test_session_of_a_part_of_its_prompt_equals_a_fresh_one_with_that_text(
 
 def test_epoch_is_new_and_seq_continues(engine: Engine, ledger: Ledger, session: str) -> None:
     rewind(engine, ledger, session, 100)
-    info = engine.session_info(session, "me", 0.0)
+    info = engine.kept.info(session, "me", 0.0)
     assert (info.epoch, info.seq, info.position) == (1, 21, 100)
     events = solo(engine, request("r", (5,), session, max_tokens=3))
     assert (started(events).epoch, started(events).position) == (1, 100)
     assert finished(events).seq == 21 + 4
     rewind(engine, ledger, session, 50)
     rewind(engine, ledger, session, 20)
-    assert engine.session_info(session, "me", 0.0).epoch == 3
+    assert engine.kept.info(session, "me", 0.0).epoch == 3
 
 
 def test_past_of_a_rewound_session_is_that_of_its_new_text(
@@ -169,7 +169,7 @@ def test_past_of_a_rewound_session_is_that_of_its_new_text(
 
 
 def state_after_generating(engine: Engine, session: str) -> tuple[list[int], bytes]:
-    (info,) = engine.fork(session, "me", 1, 0.0)
+    (info,) = engine.kept.fork(session, "me", 1, 0.0)
     tokens = tokens_of(solo(engine, request("f", (), info.session)))
     return tokens, state_of(engine, info.session)
 
@@ -178,7 +178,7 @@ def test_session_that_runs_can_not_be_rewound(engine: Engine, ledger: Ledger, se
     ledger.take(engine.take_records())
     engine.submit(request("r", (1, 2), session), 0.0)
     with pytest.raises(SessionBusy):
-        engine.rewind(session, "me", ledger.past(session, 10), 0.0)
+        engine.kept.rewind(session, "me", ledger.past(session, 10), 0.0)
     assert finished(drain(engine)["r"]).position == 170 + 2 + 8
 
 
@@ -187,9 +187,9 @@ def test_length_beyond_the_text_is_refused_and_changes_nothing(
 ) -> None:
     ledger.take(engine.take_records())
     past = ledger.past(session)
-    before = engine.session_info(session, "me", 0.0)
+    before = engine.kept.info(session, "me", 0.0)
     with pytest.raises(InvalidRequest) as caught:
-        engine.rewind(session, "me", Past(past.value, past.entries, 171), 0.0)
+        engine.kept.rewind(session, "me", Past(past.value, past.entries, 171), 0.0)
     assert caught.value.param == "at"
-    assert engine.session_info(session, "me", 0.0) == before
+    assert engine.kept.info(session, "me", 0.0) == before
     assert engine.take_records() == []

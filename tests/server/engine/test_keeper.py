@@ -31,7 +31,7 @@ def ledger() -> Ledger:
 
 def kept(engine: Engine, **options: object) -> str:
     """A session of its own with a text in it."""
-    session = engine.create_session("me", 0.0).session
+    session = engine.kept.create("me", 0.0).session
     solo(engine, request("kept", PROMPT, session, **options))  # type: ignore[arg-type]
     return session
 
@@ -45,16 +45,16 @@ def test_oldest_idle_session_is_evicted_and_restored_with_its_bits(
     third = kept(engine)
     ledger.take(engine.take_records())
     with pytest.raises(SessionNotFound):
-        engine.session_info(first, "me", 0.0)
+        engine.kept.info(first, "me", 0.0)
     last = ledger.entries[first][-1]
     assert isinstance(last, Saved)
     assert last.evicted
-    info = engine.restore(ledger.past(first), 5.0)
+    info = engine.kept.restore(ledger.past(first), 5.0)
     assert (info.position, info.seq, info.busy) == (1 + len(PROMPT) + 8, 9, False)
     assert state_of(engine, first) == before
     with pytest.raises(SessionNotFound):  # it made room in its turn
-        engine.session_info(second, "me", 0.0)
-    engine.session_info(third, "me", 0.0)
+        engine.kept.info(second, "me", 0.0)
+    engine.kept.info(third, "me", 0.0)
     assert engine.stats().evicted_sessions_total == 2
 
 
@@ -68,7 +68,7 @@ def test_restored_session_continues_as_if_never_evicted(
     mine, theirs = kept(stays, **options), kept(dies, **options)
     ledger.take(dies.take_records())
     heir = make_engine()
-    heir.restore(ledger.past(theirs), 0.0)
+    heir.kept.restore(ledger.past(theirs), 0.0)
     wanted = solo(stays, request("r", (), mine, **options))  # type: ignore[arg-type]
     found = solo(heir, request("r", (), theirs, **options))  # type: ignore[arg-type]
     assert tokens_of(found) == tokens_of(wanted)
@@ -84,9 +84,9 @@ def test_restoring_a_resident_session_changes_nothing(
     ledger.take(engine.take_records())
     past = ledger.past(session)
     solo(engine, request("r", (5, 6), session))
-    before = engine.session_info(session, "me", 0.0)
-    assert engine.restore(past, 0.0).position == before.position
-    assert engine.session_info(session, "me", 0.0) == before
+    before = engine.kept.info(session, "me", 0.0)
+    assert engine.kept.restore(past, 0.0).position == before.position
+    assert engine.kept.info(session, "me", 0.0) == before
 
 
 def test_request_that_had_not_finished_comes_back_parked(
@@ -99,7 +99,7 @@ def test_request_that_had_not_finished_comes_back_parked(
     assert 0 < len(seen) < 30
     ledger.take(first.take_records())
     (session,) = ledger.entries
-    info = second.restore(ledger.past(session), 0.0)
+    info = second.kept.restore(ledger.past(session), 0.0)
     assert (info.busy, info.parked, info.seq) == (True, True, len(seen))
     assert not second.has_work()
     second.unpark("r")
@@ -116,10 +116,10 @@ def test_append_that_only_waited_is_done_after_a_restart(
 ) -> None:
     """Also one of a single token, which leaves nothing for the state to see."""
     first, second = make_engine(), make_engine()
-    session = first.create_session("me", 0.0).session
+    session = first.kept.create("me", 0.0).session
     first.submit(request("r", tokens, session, generate=False, start=False), 0.0)
     ledger.take(first.take_records())
-    second.restore(ledger.past(session), 0.0)
+    second.kept.restore(ledger.past(session), 0.0)
     second.unpark("r")
     last = finished(drain(second)["r"])
     assert (last.finish_reason, last.position) == (None, len(tokens))
@@ -136,7 +136,7 @@ def test_cancel_after_a_restart_keeps_what_was_generated(
     seen = tokens_of(event for _ in range(20) for event in first.step(0.0))
     ledger.take(first.take_records())
     (session,) = ledger.entries
-    second.restore(ledger.past(session), 0.0)
+    second.kept.restore(ledger.past(session), 0.0)
     second.cancel("r")
     last = finished(drain(second)["r"])
     assert (last.finish_reason, last.position) == ("cancelled", 1 + len(PROMPT) + len(seen))
@@ -153,7 +153,7 @@ def test_idle_session_goes_to_the_store_when_its_time_is_over(
     stats = engine.stats()
     assert (stats.num_sessions, stats.held_slots, stats.expired_sessions_total) == (0, 0, 1)
     ledger.take(engine.take_records())
-    assert engine.restore(ledger.past(session), 61.0).position == 1 + len(PROMPT) + 8
+    assert engine.kept.restore(ledger.past(session), 61.0).position == 1 + len(PROMPT) + 8
     assert engine.next_expiry() == 121.0
 
 
@@ -172,7 +172,7 @@ def test_full_engine_without_a_store_refuses(make_engine: MakeEngine) -> None:
     for _ in range(2):
         kept(engine)
     with pytest.raises(CapacityExhausted):
-        engine.create_session("me", 0.0)
+        engine.kept.create("me", 0.0)
 
 
 def test_without_a_store_unattended_sessions_are_evicted_first(make_engine: MakeEngine) -> None:
@@ -182,11 +182,11 @@ def test_without_a_store_unattended_sessions_are_evicted_first(make_engine: Make
         solo(engine, replace(request(name, keep=True), unattended=True))
     first, second = (session.id for session in engine._sessions if session.id != promised)
     engine.take_records()
-    engine.create_session("me", 0.0)
+    engine.kept.create("me", 0.0)
     assert engine.take_records()[0] == (first, Deleted())
     solo(engine, request("c", session=second))  # it is somebody's own from now on
     with pytest.raises(CapacityExhausted):
-        engine.create_session("me", 0.0)
+        engine.kept.create("me", 0.0)
 
 
 def test_only_idle_sessions_are_evicted(make_engine: MakeEngine) -> None:
@@ -194,18 +194,18 @@ def test_only_idle_sessions_are_evicted(make_engine: MakeEngine) -> None:
     for name in "ab":
         engine.submit(request(name, keep=True), 0.0)
     with pytest.raises(CapacityExhausted):
-        engine.create_session("me", 0.0)
+        engine.kept.create("me", 0.0)
     drain(engine)
-    engine.create_session("me", 0.0)
+    engine.kept.create("me", 0.0)
 
 
 def test_records_tell_what_happened_in_order(make_engine: MakeEngine) -> None:
     engine = make_engine()
-    session = engine.create_session("me", 0.0).session
+    session = engine.kept.create("me", 0.0).session
     solo(engine, request("r", (1, 2, 3), session, max_tokens=2))
     solo(engine, request("s", (4,), session, generate=False))
     solo(engine, request("not kept"))
-    engine.delete_session(session, "me")
+    engine.kept.delete(session, "me")
     records = engine.take_records()
     assert {id for id, _ in records} == {session}
     kinds = [Opened, Accepted, TokenEvent, TokenEvent, Finished, Accepted, Finished, Deleted]
@@ -218,7 +218,7 @@ def test_records_tell_what_happened_in_order(make_engine: MakeEngine) -> None:
 
 def test_session_is_saved_after_so_many_tokens(make_engine: MakeEngine) -> None:
     engine = make_engine(save_interval=30)
-    session = engine.create_session("me", 0.0).session
+    session = engine.kept.create("me", 0.0).session
     solo(engine, request("r", range(1, 5), session, max_tokens=70))
     saved = [entry.value for _, entry in engine.take_records() if isinstance(entry, Saved)]
     assert [value.position for value in saved] == [30, 60]
@@ -234,15 +234,15 @@ def test_retired_sessions_are_saved_and_their_readers_notified(
     engine.submit(request("lost", max_tokens=5), 0.0)
     engine.submit(request("r", PROMPT, keep=True, max_tokens=40), 0.0)
     seen = tokens_of(e for _ in range(20) for e in engine.step(0.0) if e.request_id == "r")
-    assert engine.retire(1) == 1  # those that run go first
-    assert engine.retire(1) == 0
+    assert engine.kept.retire(1) == 1  # those that run go first
+    assert engine.kept.retire(1) == 0
     events = drain(engine)
     ledger.take(engine.take_records())
     (migrated,) = events["r"]
     assert isinstance(migrated, Migrated)
     assert (migrated.seq, migrated.position) == (len(seen), 1 + len(PROMPT) + len(seen))
     assert {idle, migrated.session} == ledger.entries.keys()
-    assert heir.restore(ledger.past(migrated.session), 0.0).parked
+    assert heir.kept.restore(ledger.past(migrated.session), 0.0).parked
     heir.unpark("r")
     heir.step(0.0)
     heir.cancel("r")
@@ -253,7 +253,7 @@ def test_retiring_forgets_a_cancel_that_waits(make_engine: MakeEngine) -> None:
     engine = make_engine(can_evict=True)
     engine.submit(request(keep=True), 0.0)
     engine.cancel("r")
-    engine.retire(1)
+    engine.kept.retire(1)
     assert [type(event) for event in engine.step(0.0)] == [Migrated]
     assert not engine.has_work()
 
@@ -269,7 +269,7 @@ def test_cancelled_request_that_is_parked_can_not_leave_before_it_ends(
     assert engine.stats().num_parked == 1
     engine.cancel("r")
     with pytest.raises(CapacityExhausted):
-        engine.create_session("me", 0.0)
+        engine.kept.create("me", 0.0)
     engine.expire(1e9)
     assert finished(drain(engine)["r"]).finish_reason == "cancelled"
-    engine.create_session("me", 0.0)
+    engine.kept.create("me", 0.0)

@@ -38,15 +38,15 @@ def runtime(backend: Runtime | None) -> Runtime | None:
 
 def read(engine: Engine, tokens: tuple[int, ...]) -> str:
     """A session that has read ``tokens``, and nothing else."""
-    session = engine.create_session("me", 0.0).session
+    session = engine.kept.create("me", 0.0).session
     solo(engine, request("read", tokens, session, generate=False))
     return session
 
 
 def state_after(engine: Engine, tokens: tuple[int, ...]) -> NamedState:
     session = read(engine, tokens)
-    state = named_state(engine.value(session, "me"))
-    engine.delete_session(session, "me")
+    state = named_state(engine.kept.value(session, "me"))
+    engine.kept.delete(session, "me")
     return state
 
 
@@ -139,10 +139,10 @@ def test_rewind_to_the_beginning_gives_the_state(
     state = make(engine)
     wanted, block = answer(engine, state)[0], state.value.state
     assert block is not None
-    opened = engine.adopt(state.value, "me", 0.0)
-    value = engine.value(opened.session, "me")
+    opened = engine.kept.adopt(state.value, "me", 0.0)
+    value = engine.kept.value(opened.session, "me")
     solo(engine, request("r", ASKED, opened.session))
-    info = engine.rewind(opened.session, "me", Past(value, (), state.num_tokens), 0.0)
+    info = engine.kept.rewind(opened.session, "me", Past(value, (), state.num_tokens), 0.0)
     assert info.position == state.num_tokens
     assert state_of(engine, opened.session) == block.data.tobytes()
     assert tokens_of(solo(engine, request("r", ASKED, opened.session, seed=1))) == wanted
@@ -154,8 +154,8 @@ def test_fork_of_a_new_session_begins_with_the_state(
 ) -> None:
     engine = make_engine()
     state = make(engine)
-    opened = engine.adopt(state.value, "me", 0.0)
-    (fork,) = engine.fork(opened.session, "me", 1, 0.0)
+    opened = engine.kept.adopt(state.value, "me", 0.0)
+    (fork,) = engine.kept.fork(opened.session, "me", 1, 0.0)
     for session in (opened.session, fork.session):
         events = solo(engine, request("r", ASKED, session, seed=1))
         assert tokens_of(events) == answer(engine, state)[0]
@@ -177,7 +177,7 @@ def test_log_leads_from_the_state_to_the_present(
     (id, opened), *rest = engine.take_records()
     assert opened.value.origin == state.value.origin  # type: ignore[union-attr]
     drain(engine)
-    info = other.restore(Past(opened.value, [entry for _, entry in rest]), 0.0)  # type: ignore[union-attr]
+    info = other.kept.restore(Past(opened.value, [entry for _, entry in rest]), 0.0)  # type: ignore[union-attr]
     assert info.session == id
     done = [entry.token_id for _, entry in rest if hasattr(entry, "token_id")]
     other.continue_unattended(id, "me")

@@ -81,7 +81,7 @@ def test_unread_request_parks_after_the_detached_limit(
     seen += tokens_of(drain(engine)["r"])
     assert len(seen) == 25
     (session,) = engine._sessions
-    info = engine.session_info(session.id, "me", 0.0)
+    info = engine.kept.info(session.id, "me", 0.0)
     assert (info.busy, info.parked) == (True, True)
     engine.attach(session.id, "me", "r2", take_over=False)
     engine.unpark("r2")
@@ -126,7 +126,7 @@ def test_detaching_wakes_what_its_reader_had_parked(make_engine: MakeEngine) -> 
 
 
 def test_second_reader_is_refused_unless_it_takes_over(engine: Engine, whole: list[int]) -> None:
-    session = engine.create_session("me", 0.0).session
+    session = engine.kept.create("me", 0.0).session
     seen = begun(engine, session)
     with pytest.raises(SessionAttached):
         engine.attach(session, "me", "r2", take_over=False)
@@ -144,7 +144,7 @@ def test_second_reader_is_refused_unless_it_takes_over(engine: Engine, whole: li
 
 
 def test_reader_of_an_idle_session_finds_its_place(engine: Engine) -> None:
-    session = engine.create_session("me", 0.0).session
+    session = engine.kept.create("me", 0.0).session
     last = finished(solo(engine, request("r", session=session)))
     info = engine.attach(session, "me", "r2", take_over=False)
     assert (info.busy, info.position, info.seq) == (False, last.position, last.seq)
@@ -152,7 +152,7 @@ def test_reader_of_an_idle_session_finds_its_place(engine: Engine) -> None:
 
 
 def test_reader_cannot_use_the_id_of_a_live_request(engine: Engine) -> None:
-    session = engine.create_session("me", 0.0).session
+    session = engine.kept.create("me", 0.0).session
     begun(engine, session)
     engine.submit(request("other"), 0.0)
     with pytest.raises(InvalidRequest):
@@ -162,7 +162,7 @@ def test_reader_cannot_use_the_id_of_a_live_request(engine: Engine) -> None:
 
 def test_cancel_holds_for_a_request_that_gets_another_reader(engine: Engine) -> None:
     """Both names are cancelled before the next step; it ends once."""
-    session = engine.create_session("me", 0.0).session
+    session = engine.kept.create("me", 0.0).session
     begun(engine, session)
     engine.cancel("r")
     engine.attach(session, "me", "r2", take_over=True)
@@ -174,7 +174,7 @@ def test_cancel_holds_for_a_request_that_gets_another_reader(engine: Engine) -> 
 
 def test_restored_request_can_continue_without_a_reader(make_engine: MakeEngine) -> None:
     engine = make_engine(max_detached_tokens=15)
-    session = engine.create_session("me", 0.0).session
+    session = engine.kept.create("me", 0.0).session
     begun(engine, session)
     engine.detach("r")
     drain(engine)

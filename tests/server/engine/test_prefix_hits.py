@@ -77,7 +77,7 @@ def test_another_owner_does_not_hit(make_engine: MakeEngine) -> None:
 
 def test_only_the_beginning_of_a_text_is_looked_up(make_engine: MakeEngine) -> None:
     engine = make_engine(max_prefixes=8)
-    session = engine.create_session("me", 0.0).session
+    session = engine.kept.create("me", 0.0).session
     for _ in range(2):
         solo(engine, request("r", SYSTEM, session))
     stats = engine.stats()
@@ -107,7 +107,7 @@ def test_append_is_looked_up_too(make_engine: MakeEngine) -> None:
     cold, warm = make_engine(), make_engine(max_prefixes=8)
     found = []
     for engine in (cold, warm, warm):
-        session = engine.create_session("me", 0.0).session
+        session = engine.kept.create("me", 0.0).session
         solo(engine, request("a", SYSTEM, session, generate=False))
         found.append(
             (tokens_of(solo(engine, request("r", (), session))), state_of(engine, session))

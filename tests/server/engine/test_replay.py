@@ -34,7 +34,7 @@ class Story:
         self.engine = FakeEngine(save_interval=save_interval, can_evict=True)
         self.tokenizer = self.engine.tokenizer
         self.ledger = Ledger()
-        self.session = self.engine.create_session("me", 0.0).session
+        self.session = self.engine.kept.create("me", 0.0).session
         self.commit()
 
     def commit(self) -> None:
@@ -56,11 +56,11 @@ class Story:
             self.engine.step(0.0)
 
     def rewind(self, at: int) -> None:
-        self.engine.rewind(self.session, "me", self.ledger.past(self.session, at), 0.0)
+        self.engine.kept.rewind(self.session, "me", self.ledger.past(self.session, at), 0.0)
         self.commit()
 
     def check_all_ways_lead_here(self) -> None:
-        value = self.engine.value(self.session, "me")
+        value = self.engine.kept.value(self.session, "me")
         wanted = settled(value, digest)
         for past in self.ledger.pasts(self.session):
             assert settled(rebuilt(past, self.tokenizer), digest) == wanted
@@ -111,7 +111,7 @@ def test_length_that_the_text_never_had_is_refused() -> None:
     story.do(10, 5)
     first = next(story.ledger.pasts(story.session))
     with pytest.raises(InvalidRequest, match="only 15 tokens"):
-        story.engine.rewind(story.session, "me", Past(first.value, first.entries, 16), 0.0)
+        story.engine.kept.rewind(story.session, "me", Past(first.value, first.entries, 16), 0.0)
     story.check_all_ways_lead_here()
 
 

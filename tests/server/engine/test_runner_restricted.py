@@ -66,7 +66,7 @@ def test_native_draws_what_torch_draws() -> None:
         for backend in ("native", "torch"):
             runner, _ = shared(backend)
             draw = runner.prepare(SamplingParams(**vars(params)))
-            drawn.update(drawn(runner, [Feed(0, 0, (token,), draw, (7, 8, 8), [mask])]))
+            found.update(drawn(runner, [Feed(0, 0, (token,), draw, (7, 8, 8), [mask])]))
         same += len(found) == 1
     assert same >= 197
 

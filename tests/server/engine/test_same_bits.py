@@ -87,7 +87,7 @@ def test_slots_carry_nothing_over(make: MakeEngine) -> None:
 def test_other_requests_in_one_batch_survive_a_row_of_nan(make_engine: MakeEngine) -> None:
     engine = make_engine()
     alone = tokens_of(solo(engine, request("good", max_tokens=20)))
-    bad = engine.create_session("me", 0.0).session
+    bad = engine.kept.create("me", 0.0).session
     solo(engine, request("feed", (5, 6), bad, generate=False))
     engine._pool.blocks[0].view(np.float32).fill(float("nan"))
     engine.submit(request("good", max_tokens=20), 0.0)
@@ -95,7 +95,7 @@ def test_other_requests_in_one_batch_survive_a_row_of_nan(make_engine: MakeEngin
     events = drain(engine)
     assert finished(events["bad"]).finish_reason == "error"
     with pytest.raises(SessionNotFound):
-        engine.session_info(bad, "me", 0.0)
+        engine.kept.info(bad, "me", 0.0)
     assert tokens_of(events["good"]) == alone
 
 

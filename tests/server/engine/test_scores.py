@@ -36,7 +36,7 @@ def runtime(backend: Runtime | None) -> Runtime | None:
 
 @pytest.fixture
 def session(engine: Engine) -> str:
-    return engine.create_session("me", 0.0).session
+    return engine.kept.create("me", 0.0).session
 
 
 def score(tokens: tuple[int, ...], session: str | None, start: bool = True) -> Request:
@@ -76,7 +76,7 @@ def test_scores_follow_what_was_generated(engine: Engine, session: str) -> None:
 
 
 def test_scoring_leaves_the_bits_that_reading_leaves(engine: Engine, session: str) -> None:
-    other = engine.create_session("me", 0.0).session
+    other = engine.kept.create("me", 0.0).session
     scores(engine, PROMPT, session)
     solo(engine, request("a", PROMPT, other, generate=False))
     assert state_of(engine, session) == state_of(engine, other)
@@ -85,7 +85,7 @@ def test_scoring_leaves_the_bits_that_reading_leaves(engine: Engine, session: st
 
 
 def test_scores_do_not_depend_on_the_batch(engine: Engine, session: str) -> None:
-    other = engine.create_session("me", 0.0).session
+    other = engine.kept.create("me", 0.0).session
     alone = scores(engine, PROMPT, session)
     for i in range(3):
         engine.submit(request(f"{i}", PROMPT[i:], max_tokens=30), 0.0)
@@ -145,7 +145,7 @@ def test_prompt_of_a_generation_has_a_score_for_every_token_but_the_first(
 
 
 def test_later_prompt_of_a_session_is_scored_whole(engine: Engine) -> None:
-    session = engine.create_session("me", 0.0).session
+    session = engine.kept.create("me", 0.0).session
     text = (0, *PROMPT, *tokens_of(solo(engine, request("a", PROMPT, session))), 5, 6, 7)
     found = scored(solo(engine, asked((5, 6, 7), session)))
     whole = scored(solo(engine, asked(text, start=False)))
@@ -171,7 +171,7 @@ def test_prompt_that_was_being_read_in_a_crash_is_generated_from(
     first.step(0.0)
     ledger.take(first.take_records())
     (session,) = ledger.entries
-    second.restore(ledger.past(session), 0.0)
+    second.kept.restore(ledger.past(session), 0.0)
     second.unpark("r")
     events = drain(second)["r"]
     assert not any(isinstance(event, Scored) for event in events)

@@ -26,7 +26,7 @@ def test_sessions_that_share_slots_have_the_tokens_and_bits_of_solo_runs(
     roomy, tight = make_engine(), make_engine(max_sessions=2, max_asleep=4)
     found: list[list[object]] = []
     for engine in (roomy, tight):
-        sessions = [engine.create_session("me", 0.0).session for _ in range(6)]
+        sessions = [engine.kept.create("me", 0.0).session for _ in range(6)]
         tokens: list[object] = []
         for turn in range(3):
             for i, session in enumerate(sessions):
@@ -47,22 +47,22 @@ def test_sessions_that_share_slots_have_the_tokens_and_bits_of_solo_runs(
 def test_capacity_is_the_slots_and_those_that_sleep(make_engine: MakeEngine) -> None:
     engine = make_engine(max_sessions=2, max_asleep=3)
     for _ in range(5):
-        session = engine.create_session("me", 0.0).session
+        session = engine.kept.create("me", 0.0).session
         solo(engine, request(session=session))
     with pytest.raises(CapacityExhausted):
-        engine.create_session("me", 0.0)
+        engine.kept.create("me", 0.0)
     with pytest.raises(CapacityExhausted):
         engine.submit(request(), 0.0)
     stats = engine.stats()
     assert (stats.num_sessions, stats.held_slots, stats.num_asleep) == (5, 2, 3)
-    engine.delete_session(session, "me")
-    engine.create_session("me", 0.0)
+    engine.kept.delete(session, "me")
+    engine.kept.create("me", 0.0)
 
 
 def test_state_sleeps_only_where_its_slot_is_wanted(make_engine: MakeEngine) -> None:
     """The slot of who has rested for longest goes first."""
     engine = make_engine(max_sessions=2, max_asleep=2)
-    first, second = (engine.create_session("me", 0.0).session for _ in range(2))
+    first, second = (engine.kept.create("me", 0.0).session for _ in range(2))
     for session in (first, second, first):
         solo(engine, request(session=session))
     assert engine.stats().num_asleep == 0
@@ -90,5 +90,5 @@ def test_session_that_runs_never_sleeps(make_engine: MakeEngine) -> None:
 def test_empty_session_holds_nothing(make_engine: MakeEngine) -> None:
     engine = make_engine(max_sessions=1, max_asleep=4)
     for _ in range(5):
-        engine.create_session("me", 0.0)
+        engine.kept.create("me", 0.0)
     assert (engine.stats().held_slots, engine.stats().num_asleep) == (0, 0)

@@ -133,14 +133,14 @@ def test_session_can_be_built_again_at_every_moment_of_a_turn(
     matchers = FakeMatchers(ByteTokenizer.vocab_size, EOS)
     text = ">\nWell\n\nsee < \n</think>\n\nHello\n\nUser: more"
     engine = engine_of(text, matchers=matchers, save_interval=5, can_evict=True)
-    session = engine.create_session("me", 0.0).session
+    session = engine.kept.create("me", 0.0).session
     turn = replace(OPEN, budget=budget, close=CLOSE, gap=CLOSE[-1:])
     params = SamplingParams(turn=turn, stop=("\n\n",), grammar=grammar)
     engine.submit(Request("r", "me", PROMPT, params, session), 0.0)
     ledger = Ledger()
     while True:
         ledger.take(engine.take_records())
-        wanted = settled(engine.value(session, "me"), digest)
+        wanted = settled(engine.kept.value(session, "me"), digest)
         for past in ledger.pasts(session):
             assert settled(rebuilt(past, engine.tokenizer), digest) == wanted
         if not engine.has_work():
@@ -159,13 +159,13 @@ def test_turn_continues_after_a_crash() -> None:
     params = SamplingParams(turn=OPEN, stop=("\n\n",), max_tokens=200)
     for num_steps in range(1, len(text), 3):
         first = engine_of(text, save_interval=4, can_evict=True)
-        session = first.create_session("me", 0.0).session
+        session = first.kept.create("me", 0.0).session
         first.submit(Request("r", "me", PROMPT, params, session), 0.0)
         events = [event for _ in range(num_steps) for event in first.step(0.0)]
         ledger = Ledger()
         ledger.take(first.take_records())
         second = engine_of(text)
-        second.restore(ledger.past(session), 0.0)
+        second.kept.restore(ledger.past(session), 0.0)
         second.attach(session, "me", "again", take_over=False)
         second.unpark("again")
         while second.has_work():

@@ -66,7 +66,7 @@ def test_log_has_them(make_engine: MakeEngine) -> None:
     (session,) = ledger.entries
     logged = [entry for entry in ledger.entries[session] if isinstance(entry, TokenEvent)]
     assert logged == seen
-    second.restore(ledger.past(session), 0.0)
+    second.kept.restore(ledger.past(session), 0.0)
     second.unpark("r")
     assert seen + tokens(drain(second)["r"]) == whole
     drain(first)

@@ -96,7 +96,7 @@ def test_native_state_does_not_depend_on_how_a_text_is_cut(attention: str) -> No
     engine = native_engine(attention, "bfloat16", threads=1)
     text, blocks = range(1, 250), []
     for cuts in ((249,), (64, 65, 200, 249), (100, 101, 102, 249)):
-        session = engine.create_session("me", 0.0).session
+        session = engine.kept.create("me", 0.0).session
         for start, end in itertools.pairwise((0, *cuts)):
             solo(engine, request(tokens=text[start:end], session=session, generate=False))
         blocks.append(engine._pool.blocks[engine._sessions.find(session, "me").slot].tobytes())

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from server.engine.engine import Engine
 from server.engine.types import (
     Event,
     Finished,
@@ -214,13 +215,12 @@ async def test_crash_of_the_engine_fails_every_reader_and_shows() -> None:
 
 
 async def test_unexpected_error_of_a_command_fails_that_command_alone() -> None:
-    class Broken(FakeEngine):
-        def create_session(self, owner: str, now: float) -> None:  # type: ignore[override]
-            raise ZeroDivisionError
+    def broken(engine: Engine, now: float) -> None:
+        raise ZeroDivisionError
 
-    async with driving(Broken()) as async_engine:
+    async with driving(FakeEngine()) as async_engine:
         with pytest.raises(InternalFailure):
-            await create(async_engine)
+            await async_engine.call(broken)
         assert async_engine.healthy
 
 

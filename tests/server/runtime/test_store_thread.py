@@ -37,8 +37,9 @@ class Forgetful:
 
     def __init__(self) -> None:
         self.forgotten: list[tuple[RequestError, str | None]] = []
+        self.kept = self
 
-    def discard_kept(self, error: RequestError, id: str | None = None) -> None:
+    def discard(self, error: RequestError, id: str | None = None) -> None:
         self.forgotten.append((error, id))
 
 

@@ -115,7 +115,7 @@ async def test_command_comes_with_the_session_that_was_loaded_for_it(
         async def taken(*args: Any, **more: Any) -> Any:
             nonlocal num_sent
             num_sent += 1
-            await call(lambda engine, now: engine.create_session("me", now))
+            await call(lambda engine, now: engine.kept.create("me", now))
             return await call(*args, **more)
 
         monkeypatch.setattr(async_engine, "call", taken)
@@ -205,7 +205,7 @@ async def test_store_replaced_while_idle_is_an_explicit_reset() -> None:
         assert lost.reset is not None
         assert "another one" in lost.reset
         with pytest.raises(SessionNotFound):
-            await async_engine.call(lambda e, now: e.session_info(end.session, "me", now))
+            await async_engine.call(lambda e, now: e.kept.info(end.session, "me", now))
 
 
 async def test_concurrent_commands_load_a_session_once() -> None:

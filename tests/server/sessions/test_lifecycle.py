@@ -130,9 +130,9 @@ class Walk:
             return Stage.REMOTE if self._replica.is_asked.is_set() else Stage.LOADING
 
         def stage_in(engine: Engine, now: float) -> Stage:
-            if not engine.has_session(self._session, "me"):
+            if not engine.kept.has(self._session, "me"):
                 return Stage.ABSENT
-            info = engine.session_info(self._session, "me", now)
+            info = engine.kept.info(self._session, "me", now)
             if not info.busy:
                 return Stage.IDLE
             return Stage.PARKED if info.parked else Stage.RUNNING

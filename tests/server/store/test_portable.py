@@ -117,7 +117,7 @@ def test_a_file_that_is_too_large_is_not_read() -> None:
         {"undecoded": b"x" * 100},
         {"constraint": Constraint("a grammar", (9, -4))},
         {"constraint": Constraint("a grammar", (9,) * 8)},
-        {"state": StateBlock(block(3).data[:-1].copy())},
+        {"state": StateBlock(block(3).data[:-1])},
     ],
 )
 def test_a_session_that_cannot_be_is_refused(changes: dict[str, object]) -> None:

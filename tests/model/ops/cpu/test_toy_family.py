@@ -141,7 +141,7 @@ def test_restored_session_continues_as_if_never_interrupted(
     ledger = Ledger()
     ledger.take(first.take_records())
     assert any(isinstance(entry, Saved) for entry in ledger.entries[session])
-    second.restore(ledger.past(session), 0.0)
+    second.kept.restore(ledger.past(session), 0.0)
     more = request("more", (5, 6), session, **options)  # type: ignore[arg-type]
     assert tokens_of(solo(second, more)) == tokens_of(solo(first, more))
     assert state_of(first, session) == state_of(second, session)

@@ -14,8 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from benchmarks.sse import values_of
 from tests.reliability.servers import STUCK_S
-from tests.reliability.streams import answer, answer_of, ask, client_of, data_of, socket_of
+from tests.reliability.streams import answer, answer_of, ask, client_of, socket_of
 from tests.server.cluster.ray.clusters import HANGS_S, HEADERS, KEY, REPLICA, OnRay
 
 pytestmark = pytest.mark.timeout(HANGS_S)
@@ -58,7 +59,7 @@ async def test_answer_and_stream_have_the_same_text(on_ray: OnRay) -> None:
         streamed = await http.post("/v1/completions", json={**body, "stream": True})
     assert streamed.headers["content-type"].startswith("text/event-stream")
     assert streamed.text.endswith("data: [DONE]\n\n")
-    chunks = data_of(streamed.text)
+    chunks = values_of(streamed.text, done=True)
     assert len(chunks) == 51, "one event for each token, and the end"
     text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
     assert text == whole["choices"][0]["text"]
