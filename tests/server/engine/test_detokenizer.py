@@ -28,6 +28,15 @@ def test_bytes_that_are_no_character_are_replaced() -> None:
     assert detokenizer.push(a) == "a"
 
 
+def test_restored_half_of_a_character_that_is_not_continued_is_replaced() -> None:
+    tokenizer = tiny_tokenizer()
+    (lead, *_), (a,) = tokenizer.encode("é"), tokenizer.encode("a")
+    first, second = Detokenizer(tokenizer), Detokenizer(tokenizer)
+    assert first.push(lead) == ""
+    second.restore(first.undecoded)
+    assert second.push(a) == "\ufffda"
+
+
 def test_special_tokens_are_no_text() -> None:
     assert Detokenizer(tiny_tokenizer()).push(tiny_tokenizer().eos_token_id) == ""
 

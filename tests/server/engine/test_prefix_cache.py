@@ -114,6 +114,20 @@ def test_keys_are_those_of_each_prefix_alone() -> None:
     assert len(set(alone)) == 4
 
 
+def test_key_depends_on_the_named_state_that_the_text_begins_with() -> None:
+    found = [next(keys("me", (1, 2), (2,), origin)) for origin in ("", "one", "two")]
+    assert len(set(found)) == 3
+
+
+@given(num_tokens=st.integers(1, 2000), start=st.integers(0, 200))
+def test_boundaries_on_a_grid_count_from_the_first_token_of_the_session(
+    num_tokens: int, start: int
+) -> None:
+    found = boundaries(num_tokens, TORCH_GRID, start)
+    assert all((start + count) % TORCH_GRID[0] == 0 for count in found)
+    assert len(found) > 0 or num_tokens < 2 * TORCH_GRID[0]
+
+
 def test_keys_stay_what_they_are() -> None:
     """Files may be named by them, so neither platform nor version may change them."""
     data = blake2b(b"me").digest() + b"\x01\x00\x00\x00\xff\xff\xff\x7f"
