@@ -91,8 +91,8 @@ class Engine:
         for live in list(self._requests.cancelled):
             self._requests.finish(live, "cancelled", now)
         self._admit(now)
-        if rows := self._schedule():
-            self._processor.process(self._executor.run(rows, now), now)
+        rows = self._schedule()
+        self._processor.process(self._executor.run(rows, now) if rows else [], now)
         return self._requests.take_events()
 
     def _admit(self, now: float) -> None:
