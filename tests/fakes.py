@@ -22,7 +22,7 @@ from model.state import StateLayout
 from model.tokenizer import Tokenizer
 from server.engine.cpu_state_pool import CpuStatePool
 from server.engine.engine import Engine, EngineConfig
-from server.engine.runner import NOT_FINITE, Feed, Mask, RowOutput, Runner, TokenScore
+from server.engine.runner import NOT_FINITE, NOTHING, Feed, Mask, RowOutput, Runner, TokenScore
 from server.engine.sampling import has_penalty
 from server.engine.types import Event, Request, SamplingParams
 from server.engine.value import SessionValue
@@ -155,7 +155,7 @@ class FakeRunner:
     def _row(self, feed: Feed) -> RowOutput:
         if feed.draw is None:
             words = self._feed(feed)
-            return RowOutput((NOT_FINITE,)) if b"<fail" in words else RowOutput()
+            return ((NOT_FINITE,), (), ()) if b"<fail" in words else NOTHING
         assert isinstance(feed.draw, SamplingParams)
         assert feed.allowed is None or len(feed.allowed) == feed.num_draws, feed
         first = len(feed.tokens) - feed.num_draws
@@ -168,11 +168,9 @@ class FakeRunner:
             )
         ]
         if not feed.wants_logprobs:
-            return RowOutput(tokens)
+            return tokens, (), ()
         num_top = feed.draw.top_logprobs or 0
-        return RowOutput(
-            tokens, list(map(score_of, tokens)), [most_likely(num_top) for _ in tokens]
-        )
+        return tokens, list(map(score_of, tokens)), [most_likely(num_top) for _ in tokens]
 
     def _drawn(self, feed: Feed, words: bytes, end: int, mask: Mask | None) -> int:
         """The token after the first ``end`` of a feed's."""

@@ -23,7 +23,7 @@ from server.api.app import create_app
 from server.config.settings import ServerConfig
 from server.engine.cpu_state_pool import CpuStatePool
 from server.engine.engine import Engine, EngineConfig
-from server.engine.runner import Draw, Feed, RowOutput, TokenScore
+from server.engine.runner import NOTHING, Draw, Feed, RowOutput, TokenScore
 from server.engine.types import SamplingParams
 from server.http.server import bind, serve
 from server.models.registry import Models
@@ -60,10 +60,8 @@ class Fountain:
     def run(self, feeds: Sequence[Feed]) -> list[RowOutput]:
         self._wait()
         ids, num_ids = self._ids, len(self._ids)
-        return [
-            RowOutput((ids[feed.position % num_ids],)) if feed.draw else RowOutput()
-            for feed in feeds
-        ]
+        rows = (ids[feed.position % num_ids] if feed.draw else None for feed in feeds)
+        return [NOTHING if token is None else ((token,), (), ()) for token in rows]
 
     # The benchmark uses none of these.
 

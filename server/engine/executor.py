@@ -15,7 +15,7 @@ from server.engine.constraint import Matchers, OpenConstraint
 from server.engine.lifecycle import Phase
 from server.engine.live import Live
 from server.engine.requests import RequestTable
-from server.engine.runner import NOT_FINITE, Feed, Mask, RowOutput, Runner
+from server.engine.runner import NOT_FINITE, NOTHING, Feed, Mask, RowOutput, Runner
 from server.engine.sampling import PENALTY_WINDOW
 from server.engine.scheduler import Row, Scheduler
 from server.engine.state_pool import StatePool
@@ -50,16 +50,22 @@ class Executor:
 
     def run(self, plan: list[Row[Live]], now: float) -> list[Result]:
         """What each row gave; without those of requests that have ended by an error."""
-        batch: list[tuple[Live, Feed]] = []
+        batch: list[Live] = []
+        feeds: list[Feed] = []
         alone: list[tuple[Live, Feed]] = []
         for row in plan:
+            live = row[0]
             try:
                 feed = self._feed(row)
             except Exception:  # of a matcher
-                self._requests.break_off(row.request, now)
+                self._requests.break_off(live, now)
             else:
-                (alone if row.request.alone else batch).append((row.request, feed))
-        results = self._run_batch(batch, now) if batch else []
+                if live.alone:
+                    alone.append((live, feed))
+                else:
+                    batch.append(live)
+                    feeds.append(feed)
+        results = self._run_batch(batch, feeds, now) if batch else []
         for live, feed in alone:
             if live.phase is Phase.RUNNING:
                 try:
@@ -70,8 +76,7 @@ class Executor:
             self._grow()
         return results
 
-    def _run_batch(self, batch: list[tuple[Live, Feed]], now: float) -> list[Result]:
-        feeds = [feed for _, feed in batch]
+    def _run_batch(self, batch: list[Live], feeds: list[Feed], now: float) -> list[Result]:
         try:
             if drafted := [feed.slot for feed in feeds if feed.num_draws > 1]:
                 self._pool.checkpoint(drafted)
@@ -80,12 +85,12 @@ class Executor:
             self._shrink(now)
             return []
         except Exception:
-            return self._run_apart(batch, now)
-        return [(*row, output) for row, output in zip(batch, outputs, strict=True)]
+            return self._run_apart(batch, feeds, now)
+        return list(zip(batch, feeds, outputs, strict=True))
 
-    def _run_apart(self, batch: list[tuple[Live, Feed]], now: float) -> list[Result]:
+    def _run_apart(self, batch: list[Live], feeds: list[Feed], now: float) -> list[Result]:
         results: list[Result] = []
-        for live, feed in batch:
+        for live, feed in zip(batch, feeds, strict=True):
             try:
                 (output,) = self._runner.run([feed])
             except Exception:
@@ -169,4 +174,4 @@ class Executor:
             scores = self._runner.score(feed, following, live.request.num_top)
             live.scores += scores[max(0, live.length - session.position - 1) :]
             is_finite = all(score.logprob == score.logprob for score in scores)
-        return RowOutput() if is_finite else RowOutput((NOT_FINITE,))
+        return NOTHING if is_finite else ((NOT_FINITE,), (), ())

@@ -30,14 +30,14 @@ class GrammarTurns:
 
         Those that are in it go to the back of ``running``.
         """
-        costs = {row.request: _cost_s(row) for row in plan if _wants_mask(row)}
+        costs = {row[0]: _cost_s(row) for row in plan if _wants_mask(row)}
         if sum(costs.values()) <= BUDGET_S:
             return plan
         chosen = self._in_turn(costs)
         for live in chosen:
             del running[live]
             running[live] = None
-        return [row for row in plan if row.request not in costs or row.request in chosen]
+        return [row for row in plan if row[0] not in costs or row[0] in chosen]
 
     def _in_turn(self, costs: dict[Live, float]) -> set[Live]:
         queues: dict[str, deque[Live]] = {}
@@ -61,14 +61,15 @@ class GrammarTurns:
 
 
 def _wants_mask(row: Row[Live]) -> bool:
-    live, session = row.request, row.request.session
+    live, num_tokens, _ = row
+    session = live.session
     if session.constraint is None or live.draw is None:
         return False
-    return row.num_tokens > session.num_unfed
+    return num_tokens > session.num_unfed
 
 
 def _cost_s(row: Row[Live]) -> float:
     """One mask for each draw."""
-    constraint = row.request.session.constraint
-    assert constraint is not None, row
-    return constraint.cost_s * (1 + row.num_drafts)
+    live, _, num_drafts = row
+    assert live.session.constraint is not None, row
+    return live.session.constraint.cost_s * (1 + num_drafts)

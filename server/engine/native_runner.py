@@ -52,9 +52,9 @@ class NativeRunner:
             num_draws=num_draws if any(num > 1 for num in num_draws) else None,
         )
         if not any(wants_logprobs):
-            return [RowOutput(each) for each in drawn]
+            return [(tokens, (), ()) for tokens in drawn]
         scores = self._runtime.logprobs(), self._runtime.top_logprobs()
-        return list(map(RowOutput, drawn, *scores))
+        return list(zip(drawn, *scores, strict=True))
 
     def score(self, feed: Feed, following: int, num_top: int = 0) -> list[TokenScore]:
         slot, position, tokens = feed.slot, feed.position, feed.tokens

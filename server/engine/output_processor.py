@@ -20,8 +20,6 @@ from server.engine.types import Failed, FinishReason, Scored, TokenEvent
 from server.engine.value import Progress
 from server.errors import CapacityExhausted
 
-NOT_FINITE_ERROR = "the model's output is not finite"
-
 
 class End(NamedTuple):
     """Why a row's tokens end here. Without a ``reason`` the request is parked."""
@@ -30,6 +28,9 @@ class End(NamedTuple):
     error: str | None = None
     drop_held: bool = False
     grammar_ended: bool = False
+
+
+NOT_FINITE_END = End("error", "the model's output is not finite")
 
 
 class OutputProcessor:
@@ -64,27 +65,40 @@ class OutputProcessor:
                     self._requests.break_off(live, now)
 
     def _process(self, live: Live, feed: Feed, output: RowOutput, now: float) -> None:
-        """The tokens that count are known before anything is committed."""
-        session = live.session
-        if feed.num_draws == 1:
-            self._advance(live, feed)
-            if not output.tokens and not session.num_unfed:
-                self.prompt_is_fed(live, now)
-            end = self._accept_all(live, feed, output)
+        session, tokens = live.session, output[0]
+        end = None
+        if feed.num_draws > 1:
+            end = self._accept_drafts(live, feed, output)
         else:
-            num_before = live.num_generated
-            end = self._accept_all(live, feed, output)
-            num_accepted = live.num_generated - num_before
-            self.longest = max(self.longest, num_accepted)
-            if num_accepted == feed.num_draws:
-                self._advance(live, feed)
-            else:  # the tokens stay unfed, and the next row begins with them
-                assert session.slot is not None
-                self._pool.restore(session.slot)
+            self._advance(live, feed)
+            if tokens:
+                end = self._accept(live, tokens[0], output, 0)
+            elif not session.num_unfed:
+                self.prompt_is_fed(live, now)
         if end is not None:
             self._end(live, end, now)
         if session.keep and (end is None or end.reason != "error"):
             self._keeper.save_if_due(session)
+
+    def _accept_drafts(self, live: Live, feed: Feed, output: RowOutput) -> End | None:
+        """Takes the tokens up to the first that ends the text or is not what was drafted.
+
+        Those that count are known before the state is said to have seen them.
+        """
+        tokens, num_drafts, end = output[0], feed.num_draws - 1, None
+        num_before = live.num_generated
+        for place, token in enumerate(tokens):
+            end = self._accept(live, token, output, place)
+            if end is not None or place == num_drafts or token != feed.tokens[place - num_drafts]:
+                break
+        num_accepted = live.num_generated - num_before
+        self.longest = max(self.longest, num_accepted)
+        if num_accepted == feed.num_draws:
+            self._advance(live, feed)
+        else:  # the tokens stay unfed, and the next row begins with them
+            assert live.session.slot is not None
+            self._pool.restore(live.session.slot)
+        return end
 
     def _advance(self, live: Live, feed: Feed) -> None:
         """The state has seen the row's tokens."""
@@ -102,21 +116,10 @@ class OutputProcessor:
 
     # Tokens
 
-    def _accept_all(self, live: Live, feed: Feed, output: RowOutput) -> End | None:
-        """Takes the tokens up to the first that ends the text or is not what was drafted."""
-        num_drafts = feed.num_draws - 1
-        for place, token in enumerate(output.tokens):
-            if token == NOT_FINITE:
-                return End("error", NOT_FINITE_ERROR)
-            end = self._accept(live, token, output, place)
-            if end is not None:
-                return end
-            if place < num_drafts and token != feed.tokens[place - num_drafts]:
-                break
-        return None
-
     def _accept(self, live: Live, token: int, output: RowOutput, place: int) -> End | None:
         """One more token of the text: its event and its record; whether it is the last one."""
+        if token == NOT_FINITE:
+            return NOT_FINITE_END
         session, stops, met, ended = live.session, live.stop_strings, False, False
         exact = session.constraint is not None
         if session.constraint is not None:
@@ -127,8 +130,11 @@ class OutputProcessor:
         elif live.turn is not None:
             thought, text, met = live.turn.push(text)
             session.end_thinking(live.request, live.turn)
-        position = session.length
-        session.hold(token)
+        if session.pending is None:
+            position, session.pending = session.position, token
+        else:  # after a draft: the state has not seen the tokens before
+            position = session.length
+            session.hold(token)
         session.seq += 1
         live.num_generated += 1
         live.num_in_turn += 1
@@ -184,13 +190,13 @@ class OutputProcessor:
 
 def _with_logprob(event: TokenEvent, live: Live, output: RowOutput, place: int) -> TokenEvent:
     """Notes how likely the token was; it is shown where the request asks for it in each event."""
-    logprob = output.logprobs[place]
+    logprob = output[1][place]
     assert not math.isnan(logprob), event
     if live.logprob_sum is not None:
         live.logprob_sum += logprob
     if live.num_top is None:
         return event
-    return event._replace(logprob=logprob, top=tuple(output.tops[place]))
+    return event._replace(logprob=logprob, top=tuple(output[2][place]))
 
 
 def _scored(live: Live) -> Scored:

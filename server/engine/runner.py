@@ -48,16 +48,14 @@ class Feed(NamedTuple):
     wants_logprobs: bool = False
 
 
-class RowOutput(NamedTuple):
-    """What a row gave: its ``tokens``, one for each draw, or `NOT_FINITE` in the place of one.
+#: What a row gave, a plain tuple, because there is one for every token: its tokens, one for each
+#: draw, or `NOT_FINITE` in the place of one; and, where the feed asks for them, as many
+#: log-probabilities and lists of the most likely tokens: those of `TokenScore`, to the bit, NaN
+#: and empty where there is no token.
+RowOutput = tuple[Sequence[int], Sequence[float], Sequence[Sequence[tuple[int, float]]]]
 
-    Where the feed asks for them, ``logprobs`` and ``tops`` have as many entries: those of
-    `TokenScore`, to the bit, NaN and empty where there is no token.
-    """
-
-    tokens: Sequence[int] = ()
-    logprobs: Sequence[float] = ()
-    tops: Sequence[Sequence[tuple[int, float]]] = ()
+#: Of a row that draws nothing.
+NOTHING: RowOutput = ((), (), ())
 
 
 class TokenScore(NamedTuple):

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Hashable
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 #: Tokens of prompts that one step feeds; no chunk is larger.
 PREFILL_TOKENS = 128
@@ -63,12 +63,9 @@ class Schedulable(Hashable, Protocol):
 R = TypeVar("R", bound=Schedulable)
 
 
-class Row(NamedTuple, Generic[R]):
-    """A request feeds ``num_tokens`` of its unfed tokens in a step, and then ``num_drafts``."""
-
-    request: R
-    num_tokens: int
-    num_drafts: int = 0
+#: A row of a step, ``(request, num_tokens, num_drafts)``: the request feeds so many of its unfed
+#: tokens, and then so many drafts. A plain tuple, because there is one for every token.
+Row = tuple[R, int, int]
 
 
 class Scheduler(Generic[R]):
@@ -133,19 +130,21 @@ class Scheduler(Generic[R]):
 
     def plan(self) -> list[Row[R]]:
         """The rows of the next step: those of prompts first."""
-        short, prompts = [], []
+        short: list[Row[R]] = []
+        prompts: list[R] = []
         left = DRAFT_TOKENS
+        max_short = self._max_short
         for request in self.running:
             num_tokens = request.num_unfed
-            if num_tokens == 1 and not request.num_drafts:
-                short.append(Row(request, 1))
-            elif num_tokens <= self._max_short:
+            if num_tokens > max_short:
+                prompts.append(request)
+            elif max_short == 1:
+                short.append((request, 1, 0))
+            else:
                 left -= num_tokens - 1
                 num_drafts = max(0, min(request.num_drafts, left))
                 left -= num_drafts
-                short.append(Row(request, num_tokens, num_drafts))
-            else:
-                prompts.append(request)
+                short.append((request, num_tokens, num_drafts))
         if not prompts:
             return short
         chunks = self._chunks_on_grid(prompts) if self.grid else self._chunks(prompts)
@@ -157,12 +156,13 @@ class Scheduler(Generic[R]):
 
     def _chunks(self, prompts: list[R]) -> list[Row[R]]:
         """As many tokens as the bound leaves, to the first in turn first."""
-        chunks, left = [], PREFILL_TOKENS
+        chunks: list[Row[R]] = []
+        left = PREFILL_TOKENS
         for request in prompts:
             if not left:
                 break
             size = min(request.num_unfed, left)
-            chunks.append(Row(request, size))
+            chunks.append((request, size, 0))
             left -= size
         return chunks
 
@@ -170,8 +170,8 @@ class Scheduler(Generic[R]):
         """Chunks of the size that is first in turn; one token each for what is off the grid."""
         sizes = {request: self._chunk_size(request) for request in prompts}
         size = next((size for size in sizes.values() if size > 1), 1)
-        chunks = [Row(r, size) for r in prompts if sizes[r] == size > 1][: PREFILL_TOKENS // size]
-        return chunks + [Row(r, 1) for r in prompts if sizes[r] == 1]
+        chunks = [(r, size, 0) for r in prompts if sizes[r] == size > 1][: PREFILL_TOKENS // size]
+        return chunks + [(r, 1, 0) for r in prompts if sizes[r] == 1]
 
     def _chunk_size(self, request: R) -> int:
         """The size of the chunk that the request's next tokens make; 1 where they make none."""

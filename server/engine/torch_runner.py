@@ -21,7 +21,7 @@ from model.architectures.network import ModelState, Network
 from model.state_tensors import state_views
 from server.engine.cpu_state_pool import CpuStatePool
 from server.engine.invariance import batches, row_sizes
-from server.engine.runner import HIDDEN_UNIT, Feed, Mask, RowOutput, TokenScore
+from server.engine.runner import HIDDEN_UNIT, NOTHING, Feed, Mask, RowOutput, TokenScore
 from server.engine.sampler import Draw, allows_any, sample, scores_of
 from server.engine.types import SamplingParams
 
@@ -121,7 +121,7 @@ class TorchRunner:
 
     def _sample(self, feeds: Sequence[Feed], rows: dict[int, Tensor]) -> list[RowOutput]:
         """What all rows draw, from the logits of those that may."""
-        outputs = [RowOutput()] * len(feeds)
+        outputs: list[RowOutput] = [NOTHING] * len(feeds)
         index = [i for i, feed in enumerate(feeds) if feed.draw is not None]
         if not index:
             return outputs
@@ -129,13 +129,13 @@ class TorchRunner:
         logits = torch.stack([rows[i] for i in index])[:, : self._num_ids]
         drawn = sample(logits, draws)
         for i, token in zip(index, drawn, strict=True):
-            outputs[i] = RowOutput((token,), (math.nan,), ((),))
+            outputs[i] = (token,), (math.nan,), ((),)
         wanted = [row for row, i in enumerate(index) if feeds[i].wants_logprobs and drawn[row] >= 0]
         if wanted:
             num_tops = [draws[row].params.top_logprobs or 0 for row in wanted]
             scores = scores_of(logits[wanted], [drawn[row] for row in wanted], num_tops)
             for row, (logprob, top) in zip(wanted, scores, strict=True):
-                outputs[index[row]] = RowOutput((drawn[row],), (logprob,), (top,))
+                outputs[index[row]] = (drawn[row],), (logprob,), (top,)
         return outputs
 
     def _prefill(self, feeds: list[Feed], changes: list[Change]) -> Tensor:

@@ -42,4 +42,4 @@ def make_runner(
 
 def drawn(runner: Runner, feeds: Sequence[Feed]) -> list[int]:
     """What each row draws: one token, `NOT_FINITE`, or -1 where it draws none."""
-    return [output.tokens[0] if output.tokens else -1 for output in runner.run(feeds)]
+    return [tokens[0] if tokens else -1 for tokens, _, _ in runner.run(feeds)]

@@ -47,10 +47,10 @@ def likely(
 ) -> list[tuple[int | None, float, list[tuple[int, float]]]]:
     """The token of each row, its log-probability and the most likely ones; those of none."""
     return [
-        (output.tokens[0], output.logprobs[0], list(output.tops[0]))
-        if output.logprobs
-        else (output.tokens[0] if output.tokens else None, math.nan, [])
-        for output in runner.run(feeds)
+        (tokens[0], logprobs[0], list(tops[0]))
+        if logprobs
+        else (tokens[0] if tokens else None, math.nan, [])
+        for tokens, logprobs, tops in runner.run(feeds)
     ]
 
 

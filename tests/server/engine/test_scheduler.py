@@ -62,7 +62,7 @@ def feed(plan: list[Row[Job]]) -> None:
 )
 def test_chunks_lie_on_the_grid(position: int, num_unfed: int, size: int) -> None:
     job = Job(position, num_unfed)
-    assert scheduler(job).plan() == [Row(job, size)]
+    assert scheduler(job).plan() == [(job, size, 0)]
 
 
 def test_bounded_chunks_along_with_all_decode_steps() -> None:
@@ -73,7 +73,7 @@ def test_bounded_chunks_along_with_all_decode_steps() -> None:
     for size in (64, 64, 64, 16, 16, 64):
         plan = schedule.plan()
         single = [job for job, count, _ in plan if count == 1]
-        chunks = [Row(job, count) for job, count, _ in plan if count > 1]
+        chunks = [(job, count, 0) for job, count, _ in plan if count > 1]
         assert set(single) == set(decoding)
         assert {count for _, count, _ in chunks} == {size}
         assert len(chunks) * size <= PREFILL_TOKENS
@@ -106,7 +106,7 @@ def test_prompts_share_the_bound_where_any_cut_will_do() -> None:
         for job in [job for job in prompts if job in schedule.running and not job.num_unfed]:
             schedule.remove(job)
         for job in decoding:
-            assert Row(job, 1) in plan
+            assert (job, 1, 0) in plan
             job.num_unfed = 1
     assert shares == ["a30 b98 ", "c50 d2 b76 ", "b126 ", "", ""]
     assert prompts[1].position == 7 + 300
@@ -116,10 +116,10 @@ def test_prompt_that_is_left_one_token_keeps_its_turn() -> None:
     jobs = [Job(0, PREFILL_TOKENS - 1, "a"), Job(0, 500, "b"), Job(0, 500, "c")]
     schedule = scheduler(*jobs, grid=())
     plan = schedule.plan()
-    assert plan == [Row(jobs[0], PREFILL_TOKENS - 1), Row(jobs[1], 1)]
+    assert plan == [(jobs[0], PREFILL_TOKENS - 1, 0), (jobs[1], 1, 0)]
     feed(plan)
     schedule.remove(jobs[0])
-    assert schedule.plan() == [Row(jobs[1], PREFILL_TOKENS)]
+    assert schedule.plan() == [(jobs[1], PREFILL_TOKENS, 0)]
 
 
 def drafting(*jobs: Job, max_drafts: int = 8) -> Scheduler[Job]:
@@ -136,19 +136,19 @@ def test_rows_with_drafts_and_prompts_have_bounds_of_their_own() -> None:
     drafts = [Job(9, 1, num_drafts=8) for _ in range(6)]
     unfed = [Job(9, 5, num_drafts=4) for _ in range(6)]
     plan = drafting(prompt, plain, *drafts, *unfed).plan()
-    assert plan[0] == Row(prompt, PREFILL_TOKENS)
-    assert plan[1] == Row(plain, 1)
-    assert plan[2:8] == [Row(job, 1, 8) for job in drafts]
-    rest = [Row(job, 5, 4 if job in unfed[:2] else 0) for job in unfed]
+    assert plan[0] == (prompt, PREFILL_TOKENS, 0)
+    assert plan[1] == (plain, 1, 0)
+    assert plan[2:8] == [(job, 1, 8) for job in drafts]
+    rest = [(job, 5, 4 if job in unfed[:2] else 0) for job in unfed]
     assert plan[8:] == rest
-    assert sum(row.num_drafts for row in plan) <= DRAFT_TOKENS
+    assert sum(num_drafts for _, _, num_drafts in plan) <= DRAFT_TOKENS
 
 
 def test_short_rows_are_prompts_where_nothing_is_drafted() -> None:
     job = Job(0, 5)
-    assert drafting(job, max_drafts=0).plan() == drafting(job, max_drafts=8).plan() == [Row(job, 5)]
+    assert drafting(job, max_drafts=0).plan() == drafting(job, max_drafts=8).plan() == [(job, 5, 0)]
     late = [Job(0, PREFILL_TOKENS), Job(0, 5)]
-    assert drafting(*late, max_drafts=0).plan() == [Row(late[0], PREFILL_TOKENS)]
+    assert drafting(*late, max_drafts=0).plan() == [(late[0], PREFILL_TOKENS, 0)]
     assert len(drafting(*late, max_drafts=8).plan()) == 2
 
 
@@ -211,7 +211,7 @@ def test_every_job_completes(grid: tuple[int, ...], prompts: list[tuple[int, int
         plan = schedule.plan()
         assert plan
         assert len({job for job, _, _ in plan}) == len(plan)
-        chunks = [Row(job, size) for job, size, _ in plan if size > 1]
+        chunks = [(job, size, 0) for job, size, _ in plan if size > 1]
         assert sum(size for _, size, _ in chunks) <= PREFILL_TOKENS
         assert all(size in grid and job.position % size == 0 for job, size, _ in chunks if grid)
         assert all(0 < size <= job.num_unfed for job, size, _ in plan)
