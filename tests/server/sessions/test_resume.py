@@ -13,6 +13,7 @@ from server.sessions.resume import OTHER_STORE, REWOUND, Cursor, Page, resumed
     [
         (Cursor(3, "store-1"), None),
         (Cursor(3), None),
+        (Cursor(5, "store-1"), None),
         (Cursor(3, "store-0"), REWOUND),
         (Cursor(3, "before-the-restore-1"), OTHER_STORE),
         (Cursor(3, "anything"), OTHER_STORE),
@@ -22,3 +23,8 @@ from server.sessions.resume import OTHER_STORE, REWOUND, Cursor, Page, resumed
 def test_reset_names_its_reason(cursor: Cursor, reason: str | None) -> None:
     info = SessionInfo("sess_1", 5, 5, False, 0.0, 0)
     assert resumed(info, cursor, "store-1", Page(3, ())).reset == reason
+
+
+def test_stores_with_a_common_beginning_are_different_ones() -> None:
+    info = SessionInfo("sess_1", 5, 5, False, 0.0, 0)
+    assert resumed(info, Cursor(3, "a-b-1"), "a-c-1", Page(3, ())).reset == OTHER_STORE
