@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from model.attention.base import Losses, State, mechanism
 from model.config import ModelConfig
-from model.ops.fused.norm import add_rms_norm, rms_norm
+from model.ops.fused.norm import RMSNorm, add_rms_norm
 from model.ops.fused.swiglu import swiglu
 from model.ops.linear import FusedLinear
 
@@ -41,13 +41,6 @@ def make_norm(config: ModelConfig) -> nn.Module:
     if config.norm == "layer":
         return nn.LayerNorm(config.hidden_size, config.rms_norm_eps)
     return RMSNorm(config.hidden_size, config.rms_norm_eps)
-
-
-class RMSNorm(nn.RMSNorm):
-    """torch's, by way of `model.ops.fused.norm`."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)  # type: ignore[arg-type]
 
 
 def add_and_norm(norm: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,13 +11,21 @@ import numpy as np
 Shape = tuple[int, ...]
 DType = Literal["float32", "float64", "int64"]
 
+#: Positions of the past that lie together in the state of an attention layer.
+POSITION_BLOCK = 16
+
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Shape (without batch) and dtype of one tensor of a layer's state."""
+    """Shape (without batch) and dtype of one tensor of a layer's state.
+
+    Where it is ``per_position``, axis 0 counts blocks of `POSITION_BLOCK` positions, and is used
+    only as far as the text has come: see `model.state`.
+    """
 
     shape: Shape
     dtype: DType = "float32"
+    per_position: bool = False
 
     @property
     def num_bytes(self) -> int:

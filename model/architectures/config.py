@@ -55,12 +55,20 @@ class Config(Protocol):
 
     @property
     def constant_state(self) -> bool:
-        """False where the state grows with the text; `layer_states` then raises."""
+        """False where the state grows with the text, up to a bound if there is a ``context``."""
+
+    @property
+    def context(self) -> int:
+        """Positions that attention layers keep, in whole blocks; 0 where there is no bound."""
+
+    @property
+    def past(self) -> str:
+        """What happens at the bound: see `model.architectures.bounded`."""
 
     def layer_states(self) -> Sequence[Mapping[str, TensorSpec]]:
         """The state tensors of each layer, in their order in a session's block.
 
-        Raises `ConfigError` where the state grows with the text.
+        Raises `ConfigError` where the state grows without a bound.
         """
 
     def weight_shapes(self) -> dict[str, Shape]:
@@ -82,6 +90,16 @@ class JsonConfig:
     model_type: ClassVar[str]
     #: Fields written only where they are not the default: older files keep their bytes and digest.
     added_later: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def context(self) -> int:
+        """See `Config`; a family with a bound has a field of this name."""
+        return 0
+
+    @property
+    def past(self) -> str:
+        """See `Config`; a family with a bound has a field of this name."""
+        return "stop"
 
     def to_dict(self) -> dict[str, Any]:
         """The fields plus ``model_type``, ready for JSON."""

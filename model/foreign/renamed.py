@@ -13,10 +13,15 @@ from model.weights import Array, CheckpointError, StoredWeights, shape_in
 
 @dataclass(frozen=True)
 class Part:
-    """Where a tensor of ours is: the file's keys, of which several are stacked as rows."""
+    """Where a tensor of ours is: the file's keys, of which several are stacked as rows.
+
+    ``form``: "same", "transposed", "flat" without two leading axes of one, "squeezed" without the
+    middle one (a depthwise convolution), "column" without a second of one, "plus_one" for norms
+    that are stored less one, "log_negative" for ``log(-x)``, perhaps of a column.
+    """
 
     keys: tuple[str, ...]
-    form: str = "same"  # or "transposed", "flat"
+    form: str = "same"
 
 
 class Renamed(StoredWeights):
@@ -101,9 +106,18 @@ def formed_shape(shape: Shape, form: str) -> Shape:
         return shape[::-1]
     if form == "flat" and len(shape) == 3 and shape[:2] == (1, 1):
         return shape[2:]
+    if form == "squeezed" and len(shape) == 3 and shape[1] == 1:
+        return (shape[0], shape[2])
+    if form in ("column", "log_negative") and len(shape) == 2 and shape[1] == 1:
+        return shape[:1]
     return shape
 
 
 def _formed(tensor: Array, form: str) -> Array:
-    tensor = tensor.T if form == "transposed" else tensor
-    return tensor.reshape(formed_shape(tensor.shape, form)) if form == "flat" else tensor
+    if form == "transposed":
+        return tensor.T
+    if form == "plus_one":
+        return np.asarray(tensor, np.float32) + np.float32(1)
+    if form == "log_negative":
+        tensor = np.log(-np.asarray(tensor, np.float32))
+    return tensor.reshape(formed_shape(tensor.shape, form))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
@@ -36,6 +36,13 @@ def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, epsilon: float) -> tuple[
         return total, rms_norm(total, weight, epsilon)
     total, normed = AddNorm.apply(kernels, x, y, weight, epsilon)  # type: ignore[no-untyped-call]
     return total, normed
+
+
+class RMSNorm(nn.RMSNorm):
+    """torch's, by way of `rms_norm`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)  # type: ignore[arg-type]
 
 
 class Norm(torch.autograd.Function):

@@ -59,6 +59,11 @@ void read_end(Model& m, Packer& packer) {
     m.head = packer.pack({head}, m.precision);
 }
 
+Mlp read_mlp(Packer& packer, const std::string& block, Precision precision) {
+    const Matrix up = packer.pack({block + "mlp.gate", block + "mlp.up"}, precision, Rows::paired);
+    return {packer.norm(block + "mlp_norm"), up, packer.pack({block + "mlp.down"}, precision)};
+}
+
 int padded_stride(int n) { return (n + 63) / 64 * 64 + (n > 0 ? 16 : 0); }
 
 void set_buffer(Strides& s, int place, int stride) {

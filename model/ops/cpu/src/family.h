@@ -48,6 +48,8 @@ BuiltModel build(
 // What all families read: first the embedding and the sizes, after the layers the norm and the head.
 void read_beginning(Model& model, const Options& options, Packer& packer, Precision precision);
 void read_end(Model& model, Packer& packer);
+// `block`mlp_norm and `block`mlp.
+Mlp read_mlp(Packer& packer, const std::string& block, Precision precision);
 
 Strides strides_of(const Family& family, const Model& model);
 // Of a row of n numbers: rows that are a power of two apart would share their places in a cache.

@@ -43,6 +43,12 @@ struct Norm {
     const float* bias = nullptr;  // a LayerNorm's, which subtracts the mean; null for RMSNorm
 };
 
+// down(silu(gate x) * up x) of the normed row; `up` has the rows of both, paired.
+struct Mlp {
+    Norm norm;
+    Matrix up, down;
+};
+
 // What the models of all families have; each family extends it.
 struct Model {
     Precision precision = Precision::float32;

@@ -1,0 +1,142 @@
+"""Softmax attention over a bounded past, in torch: the reference of the native kernel.
+
+Grouped queries, a norm of each query and key, rotary positions of the first channels, and a
+sigmoid gate of the output where the family has one. What the past keeps is `model.architectures.
+bounded`'s. A query sees the `SINKS` first positions as if the text began right before the others
+that it sees: as far away as the bound, at most.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from model.architectures.bounded import SINKS
+from model.architectures.decoder import Mixer
+from model.architectures.network import State
+from model.ops.fused.norm import RMSNorm
+from model.tensor_spec import POSITION_BLOCK, Shape
+
+
+def attention_shapes(
+    width: int, num_heads: int, num_kv_heads: int, head_dim: int, gated: bool
+) -> dict[str, Shape]:
+    """The weights of `BoundedAttention`. With a gate each head has its rows after the query's."""
+    rows = num_heads * head_dim * (2 if gated else 1)
+    return {
+        "q.weight": (rows, width),
+        "k.weight": (num_kv_heads * head_dim, width),
+        "v.weight": (num_kv_heads * head_dim, width),
+        "out.weight": (width, num_heads * head_dim),
+        "q_norm.weight": (head_dim,),
+        "k_norm.weight": (head_dim,),
+    }
+
+
+class BoundedAttention(Mixer):
+    """See the module. ``rotary_dim`` channels of ``head_dim`` turn; half of them with the other."""
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        rotary_dim: int,
+        rope_theta: float,
+        eps: float,
+        gated: bool,
+        context: int,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.rotary_dim, self.rope_theta = rotary_dim, rope_theta
+        self.gated, self.context = gated, context
+        rows = num_heads * head_dim * (2 if gated else 1)
+        self.q = nn.Linear(width, rows, bias=False)
+        self.k = nn.Linear(width, num_kv_heads * head_dim, bias=False)
+        self.v = nn.Linear(width, num_kv_heads * head_dim, bias=False)
+        self.out = nn.Linear(num_heads * head_dim, width, bias=False)
+        self.q_norm = RMSNorm(head_dim, eps)
+        self.k_norm = RMSNorm(head_dim, eps)
+
+    def forward(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
+        """See `Mixer`."""
+        q, gate = self._heads(self.q(x), self.num_heads), None
+        if self.gated:
+            q, gate = q.chunk(2, dim=-1)
+        k = self.k_norm(self._heads(self.k(x), self.num_kv_heads)).float()
+        v = self._heads(self.v(x), self.num_kv_heads).float()
+        q = self.q_norm(q).float()
+        at = position[:, None] + torch.arange(x.shape[1], device=x.device)  # [B, T]
+        k = self._rotate(k, at)
+        y = self._attend(q, k, v, state, position, at)
+        if gate is not None:
+            y = y * torch.sigmoid(gate.float())
+        return self.out(y.flatten(-2).to(x.dtype)), self._kept(k, v, state, position, at)
+
+    def _heads(self, x: Tensor, num: int) -> Tensor:
+        heads: Tensor = x.unflatten(-1, (num, -1))
+        return heads
+
+    def _rotate(self, x: Tensor, at: Tensor) -> Tensor:
+        """[B, T, H, F] at positions [B, T]."""
+        half = self.rotary_dim // 2
+        exponent = torch.arange(half, dtype=torch.float64, device=x.device) / half
+        angle = at.double()[..., None] * self.rope_theta**-exponent
+        cos, sin = angle.cos().to(x.dtype)[:, :, None], angle.sin().to(x.dtype)[:, :, None]
+        a, b, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: State, position: Tensor, at: Tensor
+    ) -> Tensor:
+        """Queries [B, T, H, F], k and v [B, T, Hkv, F] of new tokens; the output like them."""
+        keys = torch.cat([_rows(state["k"].transpose(-1, -2)), k], dim=1)
+        values = torch.cat([_rows(state["v"]), v], dim=1)
+        places = torch.cat([self._positions(position), at], dim=1)[:, None]  # [B, 1, N + T]
+        oldest = at[..., None] - (self.context - SINKS)
+        seen = (places >= 0) & (places <= at[..., None])
+        seen &= (places < SINKS) | (places > oldest)
+        group = self.num_heads // self.num_kv_heads
+        keys, values = (x.repeat_interleave(group, dim=2) for x in (keys, values))
+        scores = torch.einsum("bthf,bnhf->bhtn", self._rotate(q, at), keys)
+        nearest = at.clamp(max=self.context - 1)
+        if bool((nearest != at).any()):
+            to_sinks = torch.einsum("bthf,bnhf->bhtn", self._rotate(q, nearest), keys)
+            scores = torch.where((places < SINKS)[:, None], to_sinks, scores)
+        scores = (scores * self.head_dim**-0.5).masked_fill(~seen[:, None], -torch.inf)
+        return torch.einsum("bhtn,bnhf->bthf", scores.softmax(dim=-1), values)
+
+    def _positions(self, position: Tensor) -> Tensor:
+        """[B] tokens seen to the position that each place holds [B, N]; -1 where it holds none."""
+        place = torch.arange(self.context, device=position.device)
+        ring = self.context - SINKS
+        turns = torch.div(position[:, None] - 1 - place, ring, rounding_mode="floor")
+        turns = torch.where(place < SINKS, turns.clamp(max=0), turns)
+        return torch.where(position[:, None] > place, place + turns * ring, -1)
+
+    def _kept(self, k: Tensor, v: Tensor, state: State, position: Tensor, at: Tensor) -> State:
+        """The state with new tokens in their places."""
+        held = self._positions(at[:, -1] + 1)
+        new = (held - position[:, None]).clamp(min=0)[..., None, None]
+        is_new = (held >= position[:, None])[..., None, None]
+
+        def kept(old: Tensor, rows: Tensor) -> Tensor:
+            return torch.where(is_new, rows.gather(1, new.expand(-1, -1, *rows.shape[2:])), old)
+
+        keys = kept(_rows(state["k"].transpose(-1, -2)), k)
+        values = kept(_rows(state["v"]), v)
+        return {"k": _blocks(keys).transpose(-1, -2), "v": _blocks(values)}
+
+
+def _rows(blocks: Tensor) -> Tensor:
+    """[B, blocks, H, positions, F] to [B, N, H, F]."""
+    return blocks.transpose(2, 3).flatten(1, 2)
+
+
+def _blocks(rows: Tensor) -> Tensor:
+    """The inverse of `_rows`."""
+    blocks: Tensor = rows.unflatten(1, (-1, POSITION_BLOCK))
+    return blocks.transpose(2, 3)

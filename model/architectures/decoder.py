@@ -1,0 +1,137 @@
+"""A decoder of pre-norm blocks: ``x + mixer(norm(x))``, then ``x + mlp(norm(x))`` if it has one.
+
+Most published families are this body with token mixers of their own, and differ in nothing else.
+A family gives one mixer per layer; the weights' names are those of `decoder_shapes`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from model.architectures.config import Config
+from model.architectures.network import Losses, ModelState, Network, State
+from model.ops.fused.norm import RMSNorm
+from model.tensor_spec import Shape
+
+
+def decoder_shapes(
+    config: Config, mixers: Sequence[dict[str, Shape]], tied: bool
+) -> dict[str, Shape]:
+    """The weights of a decoder of ``config`` whose mixers have these weights, by their names.
+
+    A block has an MLP where the config has an ``intermediate_size``.
+    """
+    width, size = config.hidden_size, config.vocab_size
+    inner: int = getattr(config, "intermediate_size", 0)
+    shapes: dict[str, Shape] = {"embedding.weight": (size, width), "norm.weight": (width,)}
+    if not tied:
+        shapes["head.weight"] = (size, width)
+    for layer, mixer in enumerate(mixers):
+        block: dict[str, Shape] = {"mixer_norm.weight": (width,)}
+        block |= {f"mixer.{name}": shape for name, shape in mixer.items()}
+        if inner:
+            block |= {"mlp_norm.weight": (width,), "mlp.down.weight": (width, inner)}
+            block |= {f"mlp.{name}.weight": (inner, width) for name in ("gate", "up")}
+        shapes |= {f"blocks.{layer}.{name}": shape for name, shape in block.items()}
+    return shapes
+
+
+class Mixer(nn.Module, ABC):
+    """Mixes the tokens of one layer. The state's tensors are those of `Config.layer_states`."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
+        """[B, T, D] with the state of ``position`` [B] tokens; as much and the new state.
+
+        Any cut of T gives the same up to rounding. Arguments are not changed.
+        """
+
+
+class SwiGlu(nn.Module):
+    """``(silu(x W_gate) * x W_up) W_down`` (Shazeer 2020, "GLU Variants", eq. 6)."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, inner, bias=False)
+        self.up = nn.Linear(width, inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return inner
+
+
+class DecoderBlock(nn.Module):
+    """One layer; without an MLP where ``inner`` is 0."""
+
+    def __init__(self, width: int, inner: int, eps: float, mixer: Mixer) -> None:
+        super().__init__()
+        self.mixer_norm = RMSNorm(width, eps)
+        self.mixer = mixer
+        self.mlp_norm = RMSNorm(width, eps) if inner else None
+        self.mlp = SwiGlu(width, inner) if inner else None
+
+    def forward(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
+        y, state = self.mixer(self.mixer_norm(x), state, position)
+        x = x + y
+        if self.mlp is not None and self.mlp_norm is not None:
+            x = x + self.mlp(self.mlp_norm(x))
+        return x, state
+
+
+class Decoder(Network):
+    """See `Network`; a family's network calls this with its mixers."""
+
+    def __init__(self, config: Config, mixers: Sequence[Mixer], eps: float, tied: bool) -> None:
+        super().__init__()
+        self.config = config
+        width, inner = config.hidden_size, getattr(config, "intermediate_size", 0)
+        self.embedding = nn.Embedding(config.vocab_size, width)
+        self.blocks = nn.ModuleList(DecoderBlock(width, inner, eps, mixer) for mixer in mixers)
+        self.norm = RMSNorm(width, eps)
+        self.head = None if tied else nn.Linear(width, config.vocab_size, bias=False)
+
+    @property
+    def head_weight(self) -> Tensor:
+        return self.embedding.weight if self.head is None else self.head.weight
+
+    def hidden_chunk(
+        self, tokens: Tensor, state: ModelState, position: Tensor, losses: Losses = None
+    ) -> tuple[Tensor, ModelState]:
+        """See `Network`."""
+        x, after = self.embedding(tokens), []
+        for block, layer in zip(self.blocks, state, strict=True):
+            x, layer = block(x, layer, position)
+            after.append(layer)
+        return self.norm(x), tuple(after)
+
+    def hidden_step(
+        self, tokens: Tensor, state: ModelState, position: Tensor
+    ) -> tuple[Tensor, ModelState]:
+        """See `Network`."""
+        x, state = self.hidden_chunk(tokens.unsqueeze(1), state, position)
+        return x.squeeze(1), state
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        """Normal, 0.02; norms one. What writes to the residual stream is smaller with depth.
+
+        Mixers with weights of other kinds set them in ``init_weights`` of their own.
+        """
+        scale = 0.02 / (2 * len(self.blocks)) ** 0.5
+        for name, parameter in self.named_parameters():
+            if name.endswith("norm.weight"):
+                nn.init.ones_(parameter)
+            elif parameter.dim() >= 2:
+                is_output = name.endswith(("mixer.out.weight", "mlp.down.weight"))
+                nn.init.normal_(parameter, 0.0, scale if is_output else 0.02, generator=generator)
+            else:
+                nn.init.zeros_(parameter)
+        for block in self.blocks:
+            init = getattr(block.mixer, "init_weights", None)
+            if init is not None:
+                init(generator)
