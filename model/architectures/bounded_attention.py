@@ -15,22 +15,7 @@ from model.architectures.bounded import SINKS
 from model.architectures.decoder import Mixer
 from model.architectures.network import State
 from model.ops.fused.norm import RMSNorm
-from model.tensor_spec import POSITION_BLOCK, Shape
-
-
-def attention_shapes(
-    width: int, num_heads: int, num_kv_heads: int, head_dim: int, gated: bool
-) -> dict[str, Shape]:
-    """The weights of `BoundedAttention`. With a gate each head has its rows after the query's."""
-    rows = num_heads * head_dim * (2 if gated else 1)
-    return {
-        "q.weight": (rows, width),
-        "k.weight": (num_kv_heads * head_dim, width),
-        "v.weight": (num_kv_heads * head_dim, width),
-        "out.weight": (width, num_heads * head_dim),
-        "q_norm.weight": (head_dim,),
-        "k_norm.weight": (head_dim,),
-    }
+from model.tensor_spec import POSITION_BLOCK
 
 
 class BoundedAttention(Mixer):

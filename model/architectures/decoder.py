@@ -1,7 +1,8 @@
 """A decoder of pre-norm blocks: ``x + mixer(norm(x))``, then ``x + mlp(norm(x))`` if it has one.
 
 Most published families are this body with token mixers of their own, and differ in nothing else.
-A family gives one mixer per layer; the weights' names are those of `decoder_shapes`.
+A family gives one mixer per layer; the weights' names are those of `model.architectures.
+decoder_shapes`.
 """
 
 from __future__ import annotations
@@ -16,29 +17,6 @@ from torch.nn import functional as F
 from model.architectures.config import Config
 from model.architectures.network import Losses, ModelState, Network, State
 from model.ops.fused.norm import RMSNorm
-from model.tensor_spec import Shape
-
-
-def decoder_shapes(
-    config: Config, mixers: Sequence[dict[str, Shape]], tied: bool
-) -> dict[str, Shape]:
-    """The weights of a decoder of ``config`` whose mixers have these weights, by their names.
-
-    A block has an MLP where the config has an ``intermediate_size``.
-    """
-    width, size = config.hidden_size, config.vocab_size
-    inner: int = getattr(config, "intermediate_size", 0)
-    shapes: dict[str, Shape] = {"embedding.weight": (size, width), "norm.weight": (width,)}
-    if not tied:
-        shapes["head.weight"] = (size, width)
-    for layer, mixer in enumerate(mixers):
-        block: dict[str, Shape] = {"mixer_norm.weight": (width,)}
-        block |= {f"mixer.{name}": shape for name, shape in mixer.items()}
-        if inner:
-            block |= {"mlp_norm.weight": (width,), "mlp.down.weight": (width, inner)}
-            block |= {f"mlp.{name}.weight": (inner, width) for name in ("gate", "up")}
-        shapes |= {f"blocks.{layer}.{name}": shape for name, shape in block.items()}
-    return shapes
 
 
 class Mixer(nn.Module, ABC):
