@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from model.architectures import Config
+from model.architectures.decoder import Decoder
+from model.architectures.lfm2.config import Lfm2Config
 from model.architectures.network import Network, network_class
+from model.architectures.qwen35.config import Qwen35Config
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.checkpoint import Checkpoint, save_checkpoint
 from model.config import ModelConfig
@@ -50,17 +53,19 @@ def tiny_tokenizer() -> Tokenizer:
 
 #: What `tiny_checkpoint` takes for a mechanism of our own block, and is another architecture.
 ARCHITECTURES = ("rwkv7",)
+#: The same of those whose state has a bounded past.
+BOUNDED = ("qwen35", "lfm2")
 
 
 @cache
 def tiny_checkpoint(attention: str = "gated", seed: int = 0) -> Checkpoint:
     config = _tiny_config(attention)
     model, generator = network_class(config)(config), torch.Generator().manual_seed(seed)
-    if isinstance(model, LanguageModel):
+    if is_initialised := isinstance(model, LanguageModel | Decoder):
         model.init_weights(generator)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if not isinstance(model, LanguageModel):
+            if not is_initialised:
                 parameter.fill_(1.0 if name.endswith("norm.weight") else 0.2)
             parameter += 0.15 * torch.randn(parameter.shape, generator=generator)
     digest = f"tiny-{attention}-{seed}"
@@ -81,6 +86,8 @@ def _tiny_config(attention: str) -> Config:
             value_rank=4,
             gate_rank=12,
         )
+    if attention in BOUNDED:
+        return _tiny_hybrid(attention, vocab_size)
     return ModelConfig(
         vocab_size=vocab_size,
         hidden_size=32,
@@ -90,6 +97,24 @@ def _tiny_config(attention: str) -> Config:
         intermediate_size=48,
         attention=attention,
     )
+
+
+def _tiny_hybrid(attention: str, vocab_size: int) -> Config:
+    sizes: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "intermediate_size": 48,
+        "attention_layers": (1,),
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "context": 64,
+    }
+    if attention == "lfm2":
+        return Lfm2Config(**sizes)
+    heads = {"num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 8, "value_head_dim": 8}
+    return Qwen35Config(**sizes, **heads, rotary_dim=8)
 
 
 @cache

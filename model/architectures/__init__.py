@@ -64,6 +64,16 @@ ARCHITECTURES: dict[str, Architecture] = {
         chat=("model.architectures.rwkv7.chat", "world_chat"),
         native=("model.native.options", "rwkv7_options"),
     ),
+    "everstream-qwen35": Architecture(
+        name="qwen35",
+        config=("model.architectures.qwen35.config", "Qwen35Config"),
+        network=("model.architectures.qwen35.network", "Qwen35"),
+    ),
+    "everstream-lfm2": Architecture(
+        name="lfm2",
+        config=("model.architectures.lfm2.config", "Lfm2Config"),
+        network=("model.architectures.lfm2.network", "Lfm2"),
+    ),
 }
 
 

@@ -78,9 +78,11 @@ class BoundedAttention(Mixer):
         self, q: Tensor, k: Tensor, v: Tensor, state: State, position: Tensor, at: Tensor
     ) -> Tensor:
         """Queries [B, T, H, F], k and v [B, T, Hkv, F] of new tokens; the output like them."""
-        keys = torch.cat([_rows(state["k"].transpose(-1, -2)), k], dim=1)
-        values = torch.cat([_rows(state["v"]), v], dim=1)
-        places = torch.cat([self._positions(position), at], dim=1)[:, None]  # [B, 1, N + T]
+        used = min(-(-int(position.max()) // POSITION_BLOCK), self.context // POSITION_BLOCK)
+        keys = torch.cat([_rows(state["k"][:, :used].transpose(-1, -2)), k], dim=1)
+        values = torch.cat([_rows(state["v"][:, :used]), v], dim=1)
+        held = self._positions(position)[:, : used * POSITION_BLOCK]
+        places = torch.cat([held, at], dim=1)[:, None]  # [B, 1, N + T]
         oldest = at[..., None] - (self.context - SINKS)
         seen = (places >= 0) & (places <= at[..., None])
         seen &= (places < SINKS) | (places > oldest)

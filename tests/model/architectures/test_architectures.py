@@ -20,7 +20,7 @@ from tests import tiny
 from tests.tiny import tiny_checkpoint
 from tests.weights import pack_state
 
-TINY = ["gated", *tiny.ARCHITECTURES]
+TINY = ["gated", *tiny.ARCHITECTURES, *tiny.BOUNDED]
 
 
 @pytest.fixture(params=TINY)
@@ -95,8 +95,9 @@ def test_only_own_blocks_are_converted() -> None:
         own_config(tiny_checkpoint("rwkv7").config)
 
 
-def test_native_runtime_takes_every_family(checkpoint: Checkpoint) -> None:
-    assert open_backend(checkpoint).name == "native"
+def test_native_runtime_takes_every_family_with_kernels(checkpoint: Checkpoint) -> None:
+    native = ARCHITECTURES[checkpoint.config.model_type].native
+    assert open_backend(checkpoint).name == ("torch" if native is None else "native")
 
 
 def test_each_family_makes_a_model_to_train_by_its_name() -> None:
@@ -105,8 +106,10 @@ def test_each_family_makes_a_model_to_train_by_its_name() -> None:
         assert config.model_type == model_type
         assert (config.vocab_size, config.num_hidden_layers) == (300, 3)
         assert (config.bos_token_id, config.eos_token_id) == (7, 7)
-        assert config.constant_state
-    with pytest.raises(ConfigError, match="architecture must be everstream or rwkv7, not 'gru'"):
+        assert StateLayout.of(config).num_layers == 3
+    with pytest.raises(
+        ConfigError, match=r"architecture must be everstream or rwkv7 or .*, not 'gru'"
+    ):
         config_class("gru")
 
 

@@ -1,0 +1,213 @@
+"""Qwen3.5 and LFM2 as `transformers` builds them, with random weights, and the same as ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from transformers import (
+    Lfm2Config as TheirLfm2Config,
+)
+from transformers import (
+    Lfm2ForCausalLM,
+    PreTrainedModel,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+)
+
+from model.architectures.decoder import Decoder
+from model.architectures.hybrid import HybridConfig
+from model.architectures.lfm2.config import Lfm2Config
+from model.architectures.network import model_of
+from model.architectures.qwen35.config import Qwen35Config
+from model.foreign.hybrid_names import HybridNames
+from model.foreign.lfm2_names import FOLDER
+from model.foreign.qwen35_names import folder_names
+from model.foreign.renamed import Renamed
+
+#: Of the models here: 600 positions.
+CONTEXT = 608
+
+
+@dataclass(frozen=True)
+class Hybrid:
+    """A model of theirs, and its config in ours."""
+
+    config: HybridConfig
+    theirs: dict[str, Any]
+
+    @property
+    def names(self) -> HybridNames:
+        return folder_names("model.") if isinstance(self.config, Qwen35Config) else FOLDER
+
+
+def qwen35(**changes: Any) -> Hybrid:
+    """Sizes by our names."""
+    values = {
+        "vocab_size": 97,
+        "hidden_size": 20,
+        "num_hidden_layers": 4,
+        "intermediate_size": 37,
+        "attention_layers": (3,),
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "rotary_dim": 4,
+        "rope_theta": 1e4,
+        "num_key_heads": 2,
+        "num_value_heads": 2,
+        "key_head_dim": 6,
+        "value_head_dim": 10,
+        "conv_size": 4,
+        "tied": True,
+        "context": CONTEXT,
+        **changes,
+    }
+    config = Qwen35Config(**values)
+    rope = {"rope_type": "default", "rope_theta": config.rope_theta}
+    rope["partial_rotary_factor"] = config.rotary_dim / config.head_dim
+    rope["mrope_section"] = [config.rotary_dim // 2, 0, 0]
+    theirs = {
+        **_shared(config),
+        "layer_types": [
+            "full_attention" if attention else "linear_attention"
+            for attention in config.is_attention
+        ],
+        "head_dim": config.head_dim,
+        "rms_norm_eps": config.norm_eps,
+        "rope_parameters": rope,
+        "linear_num_key_heads": config.num_key_heads,
+        "linear_num_value_heads": config.num_value_heads,
+        "linear_key_head_dim": config.key_head_dim,
+        "linear_value_head_dim": config.value_head_dim,
+        "linear_conv_kernel_dim": config.conv_size,
+    }
+    return Hybrid(config, theirs)
+
+
+def lfm2(**changes: Any) -> Hybrid:
+    """Sizes by our names."""
+    values = {
+        "vocab_size": 97,
+        "hidden_size": 20,
+        "num_hidden_layers": 4,
+        "intermediate_size": 37,
+        "attention_layers": (2,),
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 10,
+        "rope_theta": 1e4,
+        "conv_size": 3,
+        "context": CONTEXT,
+        **changes,
+    }
+    config = Lfm2Config(**values)
+    theirs = {
+        **_shared(config),
+        "layer_types": [
+            "full_attention" if attention else "conv" for attention in config.is_attention
+        ],
+        "norm_eps": config.norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "conv_L_cache": config.conv_size,
+        "block_auto_adjust_ff_dim": False,
+    }
+    return Hybrid(config, theirs)
+
+
+def _shared(config: HybridConfig) -> dict[str, Any]:
+    names = ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size")
+    names = (*names, "num_attention_heads", "num_key_value_heads")
+    values = {name: getattr(config, name) for name in names}
+    return {
+        **values,
+        "tie_word_embeddings": config.tied,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": config.eos_token_id,
+    }
+
+
+#: Published ratios of heads, tied or not, and sizes that no kernel is made for.
+HYBRIDS = {
+    "qwen35-equal": qwen35(),
+    "qwen35-unequal": qwen35(num_value_heads=4, tied=False, norm_eps=1e-5),
+    "qwen35-three": qwen35(num_value_heads=6, key_head_dim=8, value_head_dim=4, conv_size=3),
+    "qwen35-wide": qwen35(
+        vocab_size=330,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=8,
+        attention_layers=(3, 7),
+        head_dim=32,
+        rotary_dim=8,
+        rope_theta=1e7,
+        num_key_heads=4,
+        num_value_heads=8,
+        key_head_dim=32,
+        value_head_dim=32,
+    ),
+    "lfm2-odd": lfm2(),
+    "lfm2-untied": lfm2(tied=False, conv_size=4, attention_layers=(0, 3), norm_eps=1e-6),
+    "lfm2-wide": lfm2(
+        vocab_size=330,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=6,
+        attention_layers=(2, 5),
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        rope_theta=1e6,
+    ),
+}
+
+
+@cache
+def theirs(name: str) -> PreTrainedModel:
+    """The model of transformers, every weight random, with magnitudes like a trained model's."""
+    hybrid = HYBRIDS[name]
+    model: PreTrainedModel
+    if isinstance(hybrid.config, Qwen35Config):
+        model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**hybrid.theirs))
+    else:
+        model = Lfm2ForCausalLM(TheirLfm2Config(**hybrid.theirs))
+    randomise(model, one_plus=isinstance(hybrid.config, Qwen35Config))
+    return model.eval().requires_grad_(False)
+
+
+def randomise(model: torch.nn.Module, one_plus: bool, seed: int = 0) -> None:
+    """Sets every weight; ``one_plus`` where most norms are stored less one."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(generator=generator)
+            if "norm" in name:
+                parameter.mul_(0.2)
+                if not one_plus or "linear_attn" in name:
+                    parameter.add_(1.0)
+            elif name.endswith("A_log"):
+                parameter.mul_(0.7).sub_(2.0)
+            elif "conv1d" in name or name.endswith("conv.conv.weight"):
+                parameter.mul_(0.5)
+            elif parameter.dim() == 2:
+                is_ends = "embed" in name or "lm_head" in name
+                parameter.mul_(0.15 if is_ends else 1.5 * parameter.shape[1] ** -0.5)
+
+
+@cache
+def ours(name: str) -> Decoder:
+    """The same weights in our network."""
+    hybrid = HYBRIDS[name]
+    arrays = {key: tensor.numpy() for key, tensor in theirs(name).state_dict().items()}
+    weights = Renamed(arrays, hybrid.names.parts_of(hybrid.config))
+    network = model_of(hybrid.config, weights)
+    assert isinstance(network, Decoder)
+    return network
+
+
+def texts(name: str, length: int, batch: int = 2) -> torch.Tensor:
+    """Random ids [batch, length]."""
+    generator = torch.Generator().manual_seed(length)
+    return torch.randint(HYBRIDS[name].config.vocab_size, (batch, length), generator=generator)

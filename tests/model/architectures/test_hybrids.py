@@ -1,0 +1,267 @@
+"""Qwen3.5 and LFM2 equal transformers in every form, for any split of a text."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from model.architectures import config_from_dict
+from model.architectures.bounded import with_past
+from model.architectures.decoder import Decoder
+from model.architectures.lfm2.config import Lfm2Config
+from model.architectures.network import ModelState, model_of
+from model.architectures.qwen35.config import Qwen35Config
+from model.files import ConfigError
+from model.foreign.renamed import Renamed
+from tests.hybrids import HYBRIDS, ours, texts, theirs
+from tests.model.attention.test_contract import assert_close, random_split
+
+#: Of float32 sums over the depth of the models, which transformers adds up in another order.
+TOLERANCE = 1e-4
+#: Half a unit in the last place of bfloat16, over the depth of the model and its gates.
+BFLOAT16_TOLERANCE = 0.2
+
+
+@pytest.fixture(params=HYBRIDS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def model(name: str) -> Decoder:
+    return ours(name)
+
+
+def test_logits_and_states_equal_transformers(model: Decoder, name: str) -> None:
+    tokens = texts(name, 70)
+    wanted = theirs(name)(tokens, use_cache=True)
+    assert_close(model.parallel(tokens), wanted.logits.double(), TOLERANCE)
+    for form in (chunk, steps):
+        logits, state = form(model, tokens)
+        assert_close(logits, wanted.logits.double(), TOLERANCE)
+        for found, layer in zip(state, wanted.past_key_values.layers, strict=True):
+            assert_close_states(found, their_state(layer, found, 70))
+
+
+def their_state(layer: Any, found: dict[str, Tensor], length: int) -> dict[str, Tensor]:
+    """A layer's state as we keep it; their convolution's has one input more."""
+    if "k" in found:
+        return {"k": layer.keys.transpose(1, 2), "v": layer.values.transpose(1, 2)}
+    state = {"conv": layer.conv_states[0][..., -found["conv"].shape[1] :].transpose(1, 2)}
+    if "S" in found:
+        state["S"] = layer.recurrent_states[0]
+    return state
+
+
+def assert_close_states(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for key, tensor in wanted.items():
+        rows = found[key]
+        if key in "kv":
+            rows = rows.transpose(-1, -2) if key == "k" else rows
+            rows = rows.transpose(2, 3).flatten(1, 2)
+            assert not rows[:, tensor.shape[1] :].any()
+            rows = rows[:, : tensor.shape[1]]
+        assert_close(rows, tensor.double(), TOLERANCE)
+
+
+@pytest.mark.slow
+def test_greedy_tokens_equal_transformers(model: Decoder, name: str) -> None:
+    prompt = texts(name, 30, batch=1)
+    answer = theirs(name)(prompt, use_cache=True)
+    wanted: list[int] = []
+    for _ in range(100):
+        wanted.append(int(answer.logits[0, -1].argmax()))
+        answer = theirs(name)(
+            torch.tensor([wanted[-1:]]), past_key_values=answer.past_key_values, use_cache=True
+        )
+    found: list[int] = []
+    logits, state = chunk(model, prompt)
+    last = logits[:, -1]
+    for index in range(100):
+        found.append(int(last.argmax()))
+        last, state = model.step(torch.tensor(found[-1:]), state, torch.tensor([30 + index]))
+    assert found == wanted
+    assert len(set(found)) > 20  # not one token again and again
+    assert_close(last, answer.logits[:, -1].double(), TOLERANCE)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_chunking_equals_the_steps(model: Decoder, name: str, seed: int) -> None:
+    tokens = texts(name, 150)
+    wanted, wanted_state = steps(model, tokens)
+    logits, state = chunk(model, tokens, random_split(150, seed))
+    assert_close(logits, wanted.double(), TOLERANCE)
+    assert_same(state, wanted_state)
+
+
+def test_rows_do_not_mix(model: Decoder, name: str) -> None:
+    """Nor does it matter that they have come to other positions."""
+    tokens = texts(name, 40)
+    _, first = chunk(model, tokens[:, :17])
+    _, second = chunk(model, tokens[:, :30])
+    mixed = tuple(
+        {key: torch.stack([a[key][0], b[key][1]]) for key in a}
+        for a, b in zip(first, second, strict=True)
+    )
+    new = torch.stack([tokens[0, 17:27], tokens[1, 30:40]])
+    logits, _ = model.chunk(new, mixed, torch.tensor([17, 30]))
+    assert_close(logits[0], chunk(model, tokens[:1, :27])[0][0, 17:].double(), TOLERANCE)
+    assert_close(logits[1], chunk(model, tokens[1:])[0][0, 30:].double(), TOLERANCE)
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 64, 65])
+def test_future_never_changes_the_past(model: Decoder, name: str, length: int) -> None:
+    """Not even in rounding."""
+    tokens = texts(name, 80)
+    changed = tokens.clone()
+    changed[:, length:] = (changed[:, length:] + 1) % model.config.vocab_size
+    first, second = (chunk(model, each)[0] for each in (tokens, changed))
+    assert torch.equal(first[:, :length], second[:, :length])
+    assert not torch.equal(first[:, length], second[:, length])
+
+
+def test_arguments_are_not_changed(model: Decoder, name: str) -> None:
+    tokens = texts(name, 20)
+    _, state = chunk(model, tokens)
+    before = copy.deepcopy(state)
+    model.chunk(tokens, state, torch.full((2,), 20))
+    model.step(tokens[:, 0], state, torch.full((2,), 20))
+    for layer, wanted in zip(state, before, strict=True):
+        assert all(torch.equal(layer[key], tensor) for key, tensor in wanted.items())
+
+
+def test_gradients_of_the_forms_agree(model: Decoder, name: str) -> None:
+    tokens = texts(name, 24)
+    found: list[dict[str, Tensor]] = []
+    for form in (chunk, steps):
+        trained = copy.deepcopy(model).requires_grad_()
+        with torch.enable_grad():
+            form(trained, tokens)[0].square().mean().backward()
+        found.append({n: p.grad for n, p in trained.named_parameters() if p.grad is not None})
+    assert found[0].keys() == found[1].keys() == dict(model.named_parameters()).keys()
+    for parameter, gradient in found[0].items():
+        assert_close(gradient, found[1][parameter].double(), 1e-3)
+
+
+def test_bfloat16_is_near_float32_and_keeps_its_state_wide(model: Decoder, name: str) -> None:
+    tokens, low = texts(name, 40), copy.deepcopy(model).bfloat16()
+    wanted, _ = chunk(model, tokens)
+    for form in (chunk, steps):
+        logits, state = form(low, tokens)
+        assert logits.dtype == torch.bfloat16
+        assert all(tensor.dtype == torch.float32 for layer in state for tensor in layer.values())
+        error = (logits.float() - wanted).square().mean().sqrt() / wanted.square().mean().sqrt()
+        assert error < BFLOAT16_TOLERANCE
+
+
+def test_sliding_model_goes_on_for_any_split(name: str) -> None:
+    hybrid = HYBRIDS[name]
+    config = with_past(hybrid.config, 48, "slide")
+    arrays = {key: tensor.numpy() for key, tensor in theirs(name).state_dict().items()}
+    model = model_of(config, Renamed(arrays, hybrid.names.parts_of(hybrid.config)))
+    assert isinstance(model, Decoder)
+    tokens = texts(name, 150)
+    wanted, wanted_state = steps(model, tokens)
+    for seed in range(3):
+        logits, state = chunk(model, tokens, random_split(150, seed))
+        assert_close(logits, wanted.double(), TOLERANCE)
+        assert_same(state, wanted_state)
+    logits, _ = chunk(ours(name), tokens)
+    assert_close(wanted[:, :48], logits[:, :48].double(), TOLERANCE)
+    assert not torch.allclose(wanted[:, 100:], logits[:, 100:], atol=0.01)
+
+
+def test_config_survives_its_json_form(name: str) -> None:
+    config = HYBRIDS[name].config
+    assert config_from_dict(config.to_dict()) == config
+    values = {**config.to_dict(), "attention_layers": list(config.attention_layers)}
+    assert config_from_dict(values) == config
+
+
+@pytest.mark.parametrize("cls", [Qwen35Config, Lfm2Config])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"attention_layers": "03"}, "attention_layers must be a list of integers"),
+        ({"attention_layers": [3, 1]}, r"attention_layers must be in 0\.\.15 and in order"),
+        ({"attention_layers": [1, 1]}, r"attention_layers must be in 0\.\.15 and in order"),
+        ({"attention_layers": [16]}, r"attention_layers must be in 0\.\.15 and in order"),
+        ({"num_key_value_heads": 3}, r"num_key_value_heads must divide 16, not 3"),
+        ({"context": 40}, "context must be a multiple of 16"),
+        ({"context": True}, "context must be a multiple of 16"),
+        ({"past": "grow"}, "past must be 'stop' or 'slide'"),
+        ({"conv_size": 1}, r"conv_size must be in 2\.\.64"),
+        ({"rope_theta": 1}, "rope_theta must be a float above 1"),
+        ({"tied": 1}, "tied must be a boolean"),
+        ({"norm_eps": 0.0}, "norm_eps must be in"),
+        ({"max_context": 0}, "max_context must be a positive integer"),
+        ({"eos_token_id": 99}, "eos_token_id must be in"),
+        ({"heads": 1}, "unknown field 'heads'"),
+    ],
+)
+def test_config_names_the_field(
+    cls: type[Qwen35Config | Lfm2Config], values: dict[str, Any], message: str
+) -> None:
+    sizes = {"vocab_size": 99, "num_hidden_layers": 16, "attention_layers": [3]}
+    sizes |= {"num_attention_heads": 16, "model_type": cls.model_type}
+    with pytest.raises(ConfigError, match=message):
+        config_from_dict({**sizes, **values})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rotary_dim": 7}, "rotary_dim must be even and at most 256, not 7"),
+        ({"rotary_dim": 258}, "rotary_dim must be even and at most 256, not 258"),
+        ({"num_value_heads": 24}, "num_key_heads must divide 24, not 16"),
+        ({"value_head_dim": 0}, "value_head_dim must be a positive integer"),
+    ],
+)
+def test_qwen35_config_names_the_field(values: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Qwen35Config(99, **values)  # type: ignore[arg-type]
+
+
+def test_lfm2_config_needs_pairs_of_channels() -> None:
+    with pytest.raises(ConfigError, match="head_dim must be even, not 7"):
+        Lfm2Config(99, head_dim=7)
+
+
+def test_bound_is_the_models_own_where_none_is_given() -> None:
+    config = Qwen35Config(99, attention_layers=(3,), max_context=1000)
+    assert (config.context, config.past, config.constant_state) == (992, "stop", False)
+    assert replace(config, context=64).layer_states()[3]["k"].shape == (4, 2, 256, 16)
+    constant = replace(config, attention_layers=())
+    assert (constant.context, constant.constant_state) == (0, True)
+
+
+def chunk(
+    model: Decoder, tokens: Tensor, sizes: list[int] | None = None
+) -> tuple[Tensor, ModelState]:
+    state, outputs, seen = model.empty_state(len(tokens)), [], 0
+    for part in tokens.split(sizes or [tokens.shape[1]], dim=1):
+        logits, state = model.chunk(part, state, torch.full((len(tokens),), seen))
+        outputs.append(logits)
+        seen += part.shape[1]
+    return torch.cat(outputs, dim=1), state
+
+
+def steps(model: Decoder, tokens: Tensor) -> tuple[Tensor, ModelState]:
+    state, outputs = model.empty_state(len(tokens)), []
+    for seen, token in enumerate(tokens.unbind(1)):
+        logits, state = model.step(token, state, torch.full((len(tokens),), seen))
+        outputs.append(logits)
+    return torch.stack(outputs, dim=1), state
+
+
+def assert_same(found: ModelState, wanted: ModelState) -> None:
+    for layer, wanted_layer in zip(found, wanted, strict=True):
+        assert layer.keys() == wanted_layer.keys()
+        for key, tensor in wanted_layer.items():
+            assert_close(layer[key], tensor.double(), TOLERANCE)
