@@ -68,11 +68,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         name="qwen35",
         config=("model.architectures.qwen35.config", "Qwen35Config"),
         network=("model.architectures.qwen35.network", "Qwen35"),
+        native=("model.native.options", "qwen35_options"),
     ),
     "everstream-lfm2": Architecture(
         name="lfm2",
         config=("model.architectures.lfm2.config", "Lfm2Config"),
         network=("model.architectures.lfm2.network", "Lfm2"),
+        native=("model.native.options", "lfm2_options"),
     ),
 }
 

@@ -6,7 +6,11 @@ Sizes of matrices are not options: the module takes them from the weights that t
 from __future__ import annotations
 
 from model.architectures import ARCHITECTURES, load_class
+from model.architectures.bounded import SINKS
 from model.architectures.config import Config
+from model.architectures.hybrid import HybridConfig
+from model.architectures.lfm2.config import Lfm2Config
+from model.architectures.qwen35.config import Qwen35Config
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.attention import spec_of
 from model.attention.spec import key_dim
@@ -38,6 +42,46 @@ def rwkv7_options(config: Rwkv7Config, layout: StateLayout) -> Options:
         "head_dim": config.head_dim,
         "eps": config.norm_eps,
         "group_eps": config.group_norm_eps,
+        "state_bytes": layout.num_bytes,
+    }
+
+
+def qwen35_options(config: Qwen35Config, layout: StateLayout) -> Options:
+    """Of `model.architectures.qwen35`."""
+    return {
+        **_hybrid_options(config, layout),
+        "family": "qwen35",
+        "rotary_dim": config.rotary_dim,
+        "num_key_heads": config.num_key_heads,
+        "num_value_heads": config.num_value_heads,
+        "key_head_dim": config.key_head_dim,
+        "value_head_dim": config.value_head_dim,
+    }
+
+
+def lfm2_options(config: Lfm2Config, layout: StateLayout) -> Options:
+    """Of `model.architectures.lfm2`."""
+    return {
+        **_hybrid_options(config, layout),
+        "family": "lfm2",
+        "rotary_dim": config.head_dim,
+    }
+
+
+def _hybrid_options(config: HybridConfig, layout: StateLayout) -> Options:
+    """What families with attention over a bounded past share."""
+    return {
+        "num_layers": config.num_hidden_layers,
+        "num_heads": config.num_attention_heads,
+        "num_kv_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "rope_theta": config.rope_theta,
+        "context": config.context,
+        "sinks": SINKS,
+        "slides": config.past == "slide",
+        "group_bytes": layout.group_bytes,
+        "conv_size": config.conv_size,
+        "eps": config.norm_eps,
         "state_bytes": layout.num_bytes,
     }
 

@@ -8,8 +8,9 @@ from typing import TypeVar
 T = TypeVar("T")
 V = TypeVar("V")
 
-#: Positive features, a decay, the delta rule, random features, codes, a window; and RWKV-7.
-REPRESENTATIVES = ("elu", "gated", "delta", "performer", "vq", "window_linear", "rwkv7")
+#: Positive features, a decay, the delta rule, random features, codes, a window; RWKV-7; and
+#: attention over a bounded past.
+REPRESENTATIVES = ("elu", "gated", "delta", "performer", "vq", "window_linear", "rwkv7", "qwen35")
 
 
 def chosen(cases: Iterable[T], values: Sequence[V]) -> list[tuple[T, V]]:

@@ -58,6 +58,7 @@ struct Model {
     Norm norm;
     Matrix head;
     size_t state_bytes = 0;
+    int64_t max_positions = 0;  // of a text whose past is bounded and does not slide; 0: no bound
 };
 
 }  // namespace everstream

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <stdexcept>
 
 #include "levels.h"
 
@@ -61,6 +62,14 @@ void Runtime::reserve(int rows, int wanted) {
     logits_.reserve(size_t(wanted) * size_t(strides_.vocab) * sizeof(float));
 }
 
+void Runtime::check_bound(const Feed& feed) const {
+    const int64_t bound = model().max_positions, end = feed.position + feed.num_tokens;
+    if (!bound || end <= bound) return;
+    throw std::invalid_argument(
+        "a text of " + std::to_string(end) + " tokens is beyond the context of " +
+        std::to_string(bound));
+}
+
 Batch Runtime::gather(const std::vector<Feed>& feeds, bool all_rows) {
     tokens_.clear(), positions_.clear(), first_row_.clear(), wanted_.clear(), states_.clear();
     for (const Feed& feed : feeds) {
@@ -99,6 +108,7 @@ Batch Runtime::gather(const std::vector<Feed>& feeds, bool all_rows) {
 }
 
 Scores Runtime::score(const Feed& feed, const int32_t* next, int num_next, int num_top) {
+    check_bound(feed);
     Scores scores;
     scores.num_top = std::min(num_top, num_ids_);
     scores.logprobs.resize(size_t(num_next));
@@ -120,6 +130,7 @@ Scores Runtime::score(const Feed& feed, const int32_t* next, int num_next, int n
 }
 
 std::vector<double> Runtime::embed(const Feed& feed) {
+    check_bound(feed);
     std::vector<double> sums(size_t(model().hidden));
     for (int begin = 0; begin < feed.num_tokens; begin += MAX_PART) {
         Batch b = gather({part_of(feed, begin)}, true);
@@ -166,6 +177,7 @@ Drawn Runtime::draw(
 }
 
 void Runtime::run(const std::vector<Feed>& feeds) {
+    for (const Feed& feed : feeds) check_bound(feed);
     const Batch b = gather(feeds, false);
     // All memory is taken before the first state changes: nothing after that can fail.
     prepare_draws(feeds);

@@ -38,7 +38,8 @@ public:
         Precision precision, int num_threads, int num_ids);
 
     // Feeds every sequence its tokens, in place, and draws where wanted: see drawn(). Not thread
-    // safe. Where it throws, no state has changed.
+    // safe. Where it throws, no state has changed. This and what follows throw
+    // std::invalid_argument for a feed beyond the model's `max_positions`.
     void run(const std::vector<Feed>& feeds);
 
     // Feeds the sequence its tokens and returns log p(next[i] | all up to tokens[i]) for the first
@@ -90,6 +91,8 @@ private:
     // Takes all memory that the draws of a run need.
     void prepare_draws(const std::vector<Feed>& feeds);
     Drawn draw(const Drawing& drawing, float* logits, Likely* top, Sampler& sampler) const;
+    // Throws std::invalid_argument where the model's past has no place for the tokens.
+    void check_bound(const Feed& feed) const;
     // The batch of all feeds, with the logits of the rows after which they draw, or of all rows.
     Batch gather(const std::vector<Feed>& feeds, bool all_rows);
 

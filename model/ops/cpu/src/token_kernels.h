@@ -58,7 +58,7 @@ inline void rotate(float* x, const float* cos, const float* sin, int half) {
     }
 }
 
-// One vector of channels: y = silu(sum_i w_i x_{t - W + 1 + i}), and the ring moves on by one.
+// One vector of channels: sum_i w_i x_{t - W + 1 + i}, and the ring moves on by one.
 template <class V, class Load, class Store>
 inline V convolve_channels(int W, size_t width, const float* w, float* ring, V x, Load load, Store store) {
     V sum = x * load(w + size_t(W - 1) * width);
@@ -68,31 +68,37 @@ inline V convolve_channels(int W, size_t width, const float* w, float* ring, V x
         if (i) store(ring - width, old);
     }
     store(ring - width, x);
-    return silu(sum);
+    return sum;
 }
 
-// A causal convolution of each of n channels over the last `size` tokens, then a silu. `w` is
-// [size][width] and `ring` [size - 1][width], the inputs before `in`; all begin at the first channel.
-inline void convolve_silu(
-    const float* w, float* ring, const float* in, int size, size_t width, int n, float* out) {
+// A causal convolution of each of n channels over the last `size` tokens, of which `act` is taken.
+// `w` is [size][width] and `ring` [size - 1][width], the inputs before `in`; all begin at the first
+// channel. `out` may be `in`.
+template <class Act>
+inline void convolve(
+    const float* w, float* ring, const float* in, int size, size_t width, int n, float* out, Act act) {
     int j = 0;
     for (; j + F::W <= n; j += F::W)
-        convolve_channels(
-            size, width, w + j, ring + j, F::load(in + j),
-            [](const float* p) { return F::load(p); }, [](float* p, F v) { v.store(p); })
+        act(convolve_channels(
+                size, width, w + j, ring + j, F::load(in + j),
+                [](const float* p) { return F::load(p); }, [](float* p, F v) { v.store(p); }))
             .store(out + j);
     for (; j < n; j++) {  // the same on one lane
         float lane[F::W];
-        convolve_channels(
-            size, width, w + j, ring + j, F::set(in[j]),
-            [](const float* p) { return F::set(*p); },
-            [&lane](float* p, F v) {
-                v.store(lane);
-                *p = lane[0];
-            })
+        act(convolve_channels(
+                size, width, w + j, ring + j, F::set(in[j]),
+                [](const float* p) { return F::set(*p); },
+                [&lane](float* p, F v) {
+                    v.store(lane);
+                    *p = lane[0];
+                }))
             .store(lane);
         out[j] = lane[0];
     }
+}
+inline void convolve_silu(
+    const float* w, float* ring, const float* in, int size, size_t width, int n, float* out) {
+    convolve(w, ring, in, size, width, n, out, [](F sum) { return silu(sum); });
 }
 
 }  // namespace EVERSTREAM_LEVEL

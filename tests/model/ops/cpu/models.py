@@ -23,6 +23,7 @@ from model.native.runtime import Runtime, levels
 from model.state import StateLayout
 from tests.model.attention.oracles import ORACLES
 from tests.model.attention.test_contract import double_weights
+from tests.model.ops.cpu.hybrids import CONFIGS, config_of, random_weights
 from tests.rwkv7 import SHAPES, our_weights, published
 from tests.weights import weights_of
 
@@ -32,7 +33,7 @@ FUSED = "v3" if "v3" in levels() else levels()[0]
 #: The mechanisms that the native runtime serves.
 NAMES = [name for name in MECHANISMS if spec_of(name).constant_state]
 #: And the other architectures that it serves.
-SERVED = [*NAMES, "rwkv7"]
+SERVED = [*NAMES, "rwkv7", "qwen35", "lfm2"]
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ def small_model(name: str) -> tuple[Config, dict[str, npt.NDArray[np.float32]]]:
     if name == "rwkv7":
         shape = SHAPES["odd"]
         return shape.config, our_weights(shape, published(shape))
+    if name in CONFIGS:
+        return config_of(name), random_weights(name)
     options = {"cosformer": {"horizon": 32}, "vq": {"window": 7}, "window_linear": {"window": 7}}
     config = Shape(options=options.get(name, {})).config(name)
     return config, weights_of(make_model(config))

@@ -22,7 +22,9 @@ from tests.model.representatives import chosen
 
 #: Every dtype where products differ; attention is float32 in all of them.
 CASES = [(name, "float32") for name in SERVED] + [
-    (name, dtype) for name in ("delta", "elu", "gated", "rwkv7") for dtype in ("bfloat16", "int8")
+    (name, dtype)
+    for name in ("delta", "elu", "gated", "rwkv7", "qwen35", "lfm2")
+    for dtype in ("bfloat16", "int8")
 ]
 #: Of numbers and of threads.
 KINDS = [("float32", 3), ("float32", 1), ("bfloat16", 2), ("int8", 4)]

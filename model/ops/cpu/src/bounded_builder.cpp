@@ -1,0 +1,54 @@
+#include "bounded_builder.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace everstream {
+
+void read_bounded(BoundedModel& m, const Options& options, bool gated) {
+    m.num_heads = options.integer("num_heads");
+    m.num_kv_heads = options.integer("num_kv_heads");
+    m.head_size = options.integer("head_dim");
+    m.rotary_size = options.integer("rotary_dim");
+    m.rope_theta = options.number("rope_theta");
+    m.gated = gated;
+    m.context = options.integer("context");
+    m.sinks = options.integer("sinks");
+    m.slides = options.number("slides") != 0;
+    m.group_bytes = size_t(options.number("group_bytes"));
+    if (m.num_heads % m.num_kv_heads)
+        throw std::invalid_argument("num_heads is no multiple of num_kv_heads");
+    if (!m.slides) m.max_positions = m.context;
+}
+
+bool is_attention(const Packer& packer, const std::string& mixer) {
+    return packer.has(mixer + "q.weight");
+}
+
+BoundedAttention read_attention(
+    const BoundedModel& m, const Options& options, Packer& p, int layer, const std::string& mixer) {
+    BoundedAttention l;
+    l.in = p.pack({mixer + "q", mixer + "k", mixer + "v"}, m.precision);
+    if (l.in.n != m.rows_of_in())
+        throw std::invalid_argument("weight '" + mixer + "q.weight' has another shape");
+    l.out = p.pack({mixer + "out"}, m.precision);
+    l.q_norm = p.vector(mixer + "q_norm.weight");
+    l.k_norm = p.vector(mixer + "k_norm.weight");
+    l.k = options.state(layer, "k");
+    l.v = options.state(layer, "v");
+    return l;
+}
+
+void set_bounded_strides(const BoundedModel& m, Strides& s, int intermediate) {
+    using B = BoundedBuffers;
+    const int heads = padded_stride(m.num_heads * m.head_size);
+    set_buffer(s, B::in, padded_stride(m.rows_of_in()));
+    set_buffer(s, B::attended, heads);
+    set_buffer(s, B::angles, padded_stride(2 * m.rotary_size));
+    set_buffer(s, B::near, m.slides ? heads : 0);
+    set_buffer(s, B::hidden, padded_stride(intermediate));
+    s.widest = std::max({s.widest, s.x, heads, s.buffers[B::hidden]});
+    s.prepared = s.widest;
+}
+
+}  // namespace everstream

@@ -1,0 +1,105 @@
+"""Small models with attention over a bounded past, for the native runtime."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from model.architectures.bounded import with_past
+from model.architectures.hybrid import HybridConfig
+from model.architectures.lfm2.config import Lfm2Config
+from model.architectures.qwen35.config import Qwen35Config
+
+Weights = dict[str, npt.NDArray[np.float32]]
+
+_QWEN35 = {
+    "vocab_size": 257,
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "intermediate_size": 37,
+    "attention_layers": (1,),
+    "rope_theta": 1e4,
+}
+_LFM2 = {**_QWEN35, "attention_layers": (0, 2)}
+#: One, two and four queries to a key; as many value heads as key heads, twice and three times.
+#: Sizes of heads that are whole vectors and others, and a model without attention.
+CONFIGS: dict[str, HybridConfig] = {
+    "qwen35": Qwen35Config(
+        **_QWEN35,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=18,
+        rotary_dim=6,
+        num_key_heads=2,
+        num_value_heads=4,
+        key_head_dim=6,
+        value_head_dim=21,
+        tied=False,
+    ),
+    "qwen35-square": Qwen35Config(
+        **{**_QWEN35, "hidden_size": 64, "attention_layers": (1, 2)},
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=64,
+        rotary_dim=16,
+        num_key_heads=2,
+        num_value_heads=2,
+        key_head_dim=32,
+        value_head_dim=128,
+    ),
+    "qwen35-three": Qwen35Config(
+        **_QWEN35,
+        num_attention_heads=3,
+        num_key_value_heads=3,
+        head_dim=40,
+        rotary_dim=40,
+        num_key_heads=1,
+        num_value_heads=3,
+        key_head_dim=17,
+        value_head_dim=16,
+        conv_size=2,
+    ),
+    "qwen35-linear": Qwen35Config(
+        **{**_QWEN35, "attention_layers": ()},
+        num_key_heads=2,
+        num_value_heads=2,
+        key_head_dim=8,
+        value_head_dim=8,
+    ),
+    "lfm2": Lfm2Config(**_LFM2, num_attention_heads=4, num_key_value_heads=2, head_dim=6),
+    "lfm2-square": Lfm2Config(
+        **{**_LFM2, "hidden_size": 320},
+        num_attention_heads=9,
+        num_key_value_heads=1,
+        head_dim=32,
+        conv_size=5,
+        tied=False,
+    ),
+}
+
+
+def config_of(name: str, context: int = 32, past: str = "slide") -> HybridConfig:
+    """The config with this bound, where it has attention."""
+    config = CONFIGS[name]
+    return with_past(config, context, past) if config.attention_layers else config
+
+
+@cache
+def random_weights(name: str) -> Weights:
+    """Weights of every kind, none zero, that keep the activations near one."""
+    config, chance = CONFIGS[name], np.random.default_rng(0)
+    weights = {}
+    for key, shape in config.weight_shapes().items():
+        weight = chance.standard_normal(shape)
+        if key.endswith("norm.weight"):
+            weight = 1 + 0.2 * weight
+        elif key.endswith("A_log"):
+            weight = 0.7 * weight - 2
+        elif key.endswith("conv"):
+            weight = 0.5 * weight
+        elif len(shape) == 2 and not key.startswith("embedding"):
+            weight = weight * shape[1] ** -0.5
+        weights[key] = weight.astype(np.float32)
+    return weights
