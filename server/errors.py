@@ -28,6 +28,12 @@ class InvalidRequest(RequestError):
     code = "invalid_value"
 
 
+class ContextExceeded(RequestError):
+    """A text longer than the bounded past of the model."""
+
+    code = "context_length_exceeded"
+
+
 class SessionNotFound(RequestError):
     """No such session, or not this owner's: the two look alike on purpose."""
 

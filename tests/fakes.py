@@ -241,7 +241,7 @@ class FakeEngine(Engine):
         **config: Any,
     ) -> None:
         ids = itertools.count(1)
-        pool = pool_class(StateLayout((), 0, STATE_BYTES), max_sessions)
+        pool = pool_class(StateLayout((), 0, STATE_BYTES, STATE_BYTES), max_sessions)
         self._before_step, self._runner = before_step, FakeRunner(pool, story)
         if "max_running" not in config:
             config, max_waiting = {"max_running": max_waiting, **config}, 0

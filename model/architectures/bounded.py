@@ -45,6 +45,11 @@ def with_past(config: C, context: int, past: str) -> C:
     return dataclasses.replace(config, context=context, past=past)  # type: ignore[type-var]
 
 
+def longest_text(config: Config) -> int | None:
+    """Tokens that a text may have; None where there is no bound."""
+    return config.context if config.context and config.past == "stop" else None
+
+
 def check_bound(config: Bounded) -> None:
     """Raises `ConfigError` where ``context`` or ``past`` is not a possible one."""
     context = config.context

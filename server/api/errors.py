@@ -123,6 +123,7 @@ class Outcome:
 
 OUTCOMES = {
     "invalid_value": Outcome(400, "invalid_request_error"),
+    "context_length_exceeded": Outcome(400, "invalid_request_error"),
     "import_refused": Outcome(400, "invalid_request_error"),
     "model_broken": Outcome(400, "invalid_request_error"),
     "invalid_api_key": Outcome(401, "authentication_error"),

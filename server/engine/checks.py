@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from server.engine.config import EngineConfig
 from server.engine.sampling import check_params
 from server.engine.types import Request
-from server.errors import InvalidRequest
+from server.errors import ContextExceeded, InvalidRequest
 
 #: As many of the most probable tokens as one may ask for.
 MAX_TOP = 20
@@ -35,6 +35,33 @@ def check_request(request: Request, vocab_size: int, config: EngineConfig) -> No
         raise _refused("continuations", "are only scored, on a session of their own")
     if request.embed and (is_kept or is_drawn or request.continuations):
         raise _refused("embed", "is all that can be asked of a text, on a session of its own")
+
+
+def check_length(length: int, request: Request, longest: int) -> None:
+    """Raises `ContextExceeded` where a text of ``length`` tokens has no room for the ``request``.
+
+    ``longest`` is the greatest length. One token must have room that is to be generated.
+    """
+    added = max(map(len, request.continuations), default=0)
+    wanted = length + len(request.tokens) + added + (request.sampling is not None)
+    if wanted > longest:
+        raise ContextExceeded(
+            f"prompt: the text would have {wanted} tokens, {length} of them before this request;"
+            f" this server's context is {longest} (--context)",
+            "prompt",
+        )
+
+
+def check_loaded(length: int, longest: int | None) -> None:
+    """Raises `ContextExceeded` for a session whose text has ``length`` tokens and does not fit.
+
+    The last token of a text need not be fed.
+    """
+    if longest is not None and length > longest + 1:
+        raise ContextExceeded(
+            f"session: it has {length} tokens; this server's context is {longest} (--context)",
+            "session",
+        )
 
 
 def check_tokens(tokens: Sequence[int], vocab_size: int, param: str) -> None:

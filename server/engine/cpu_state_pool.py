@@ -1,12 +1,14 @@
 """The state pool in the memory of the host: for the native runtime, and for torch on the CPU.
 
 The address space is reserved at start, so a session never fails for want of it
-later; a page of it takes memory when it is first written.
+later; a page of it takes memory when it is first written. The pages of a bounded past go back to
+the system when a slot is cleared, so that a slot has the memory of its session's text.
 """
 
 from __future__ import annotations
 
 import mmap
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,6 +20,9 @@ from server.engine.value import StateBlock
 
 Block = npt.NDArray[np.uint8]
 
+#: Whether the system gives zeros for pages that were returned; elsewhere they are written.
+RETURNS_PAGES = sys.platform == "linux"
+
 
 class CpuStatePool(StatePool):
     """See `StatePool`. States are the rows of ``blocks``, [num_slots, num_bytes] uint8.
@@ -26,34 +31,48 @@ class CpuStatePool(StatePool):
     """
 
     def __init__(self, layout: StateLayout, num_slots: int) -> None:
-        super().__init__(num_slots, layout.num_bytes)
-        self.layout = layout
-        memory = mmap.mmap(-1, num_slots * layout.num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.blocks: Block = np.frombuffer(memory, np.uint8).reshape(num_slots, layout.num_bytes)
-        self._checkpoints = self.blocks[:0]  # a row for each of `_checkpointed`, or more
-        self._checkpointed: dict[int, int] = {}  # row by slot
+        super().__init__(layout, num_slots)
+        size = num_slots * layout.num_bytes
+        self._memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        blocks = np.frombuffer(self._memory, np.uint8)
+        self.blocks: Block = blocks.reshape(num_slots, layout.num_bytes)
+        self._checkpoints: dict[int, StateBlock] = {}  # by slot
 
     def zero(self, slot: int) -> None:
-        self.blocks[slot] = 0
+        self._clear(slot, 0)
 
-    def read(self, slot: int) -> StateBlock:
-        return StateBlock(self.blocks[slot].tobytes())
+    def read(self, slot: int, position: int) -> StateBlock:
+        return StateBlock(self.blocks[slot, : self.layout.used_bytes(position)].tobytes())
 
     def write(self, slot: int, state: StateBlock) -> None:
-        self.blocks[slot] = np.frombuffer(state.data, np.uint8)
+        self.blocks[slot, : state.num_bytes] = np.frombuffer(state.data, np.uint8)
+        self._clear(slot, state.num_bytes)
 
-    def copy(self, source: int, target: int) -> None:
-        self.blocks[target] = self.blocks[source]
+    def copy(self, source: int, target: int, position: int) -> None:
+        used = self.layout.used_bytes(position)
+        self.blocks[target, :used] = self.blocks[source, :used]
+        self._clear(target, used)
 
     def is_finite(self, state: StateBlock) -> bool:
         return self.layout.is_finite(state.data)
 
-    def checkpoint(self, slots: Sequence[int]) -> None:
-        if len(slots) > len(self._checkpoints):
-            self._checkpoints = np.empty((len(slots), self.state_bytes), np.uint8)
-        self._checkpointed = {slot: row for row, slot in enumerate(slots)}
-        for slot, row in self._checkpointed.items():
-            self._checkpoints[row] = self.blocks[slot]
+    def checkpoint(self, states: Sequence[tuple[int, int]]) -> None:
+        self._checkpoints = {slot: self.read(slot, position) for slot, position in states}
 
     def restore(self, slot: int) -> None:
-        self.blocks[slot] = self._checkpoints[self._checkpointed[slot]]
+        self.write(slot, self._checkpoints[slot])
+
+    def _clear(self, slot: int, begin: int) -> None:
+        """Zeros from byte ``begin`` on."""
+        fixed = self.layout.fixed_bytes
+        self.blocks[slot, begin:fixed] = 0
+        begin = max(begin, fixed)
+        offset, end = slot * self.state_bytes, (slot + 1) * self.state_bytes
+        first = -(-(offset + begin) // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = end // mmap.PAGESIZE * mmap.PAGESIZE
+        if not RETURNS_PAGES or first >= last:
+            self.blocks[slot, begin:] = 0
+            return
+        self.blocks[slot, begin : first - offset] = 0
+        self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)
+        self.blocks[slot, last - offset :] = 0

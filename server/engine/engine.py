@@ -11,9 +11,10 @@ from __future__ import annotations
 import sys
 from collections import Counter
 
+from model.architectures.bounded import longest_text
 from model.architectures.config import Config
 from model.tokenizer import Tokenizer
-from server.engine.checks import check_request
+from server.engine.checks import check_length, check_request
 from server.engine.config import EngineConfig
 from server.engine.constraint import no_matchers
 from server.engine.executor import Executor
@@ -27,6 +28,7 @@ from server.engine.prompts import Prompts
 from server.engine.requests import RequestTable
 from server.engine.runner import Runner
 from server.engine.scheduler import Row, Scheduler
+from server.engine.session import Session
 from server.engine.sessions import SessionTable
 from server.engine.state_pool import StatePool
 from server.engine.types import (
@@ -57,6 +59,7 @@ class Engine:
         self.tokenizer = tokenizer
         self._model_config, self._config = model_config, config
         self._pool, self._drafter = pool, config.drafter
+        self._longest = longest_text(model_config)
         eos = tuple(dict.fromkeys((model_config.eos_token_id, *tokenizer.eos_token_ids)))
         matchers = config.matchers or no_matchers
         self._prefixes = None
@@ -67,12 +70,12 @@ class Engine:
             max_drafts=0 if self._drafter is None else self._drafter.max_drafts,
         )
         self._sessions = SessionTable(pool, config.max_asleep, config.session_ttl_s)
-        self._requests = RequestTable(self._scheduler, self._sessions, runner, eos)
-        self._keeper = Keeper(self._sessions, self._requests, tokenizer, config)
+        self._requests = RequestTable(self._scheduler, self._sessions, runner, eos, self._longest)
+        self._keeper = Keeper(self._sessions, self._requests, tokenizer, config, self._longest)
         #: What owners ask of their sessions.
         self.kept = OwnedSessions(
             *(self._sessions, self._requests, self._keeper),
-            *(model_config.vocab_size, pool.state_bytes),
+            *(model_config.vocab_size, pool.layout),
         )
         self._prompts = Prompts(self._sessions, self._prefixes, runner.grid)
         self._grammar_turns = GrammarTurns()
@@ -152,8 +155,8 @@ class Engine:
         """Accepts a request; its events come out of `step`.
 
         A new session begins as ``start`` says, and else empty. Raises `InvalidRequest`,
-        `SessionNotFound`, `SessionBusy`, `CapacityExhausted` or `QueueFull`, and then nothing
-        has changed.
+        `ContextExceeded`, `SessionNotFound`, `SessionBusy`, `CapacityExhausted` or `QueueFull`,
+        and then nothing has changed.
         """
         self.expire(now)
         self._check_new(request.request_id)
@@ -161,10 +164,16 @@ class Engine:
         if not self._scheduler.has_room:
             limit = self._config.max_waiting
             raise QueueFull(f"{limit} requests are waiting; try again later")
-        if request.session is None:
-            session = self._keeper.open(request.owner, request.keep, now, start)
-        else:
+        session = None
+        if request.session is not None:
             session = self._sessions.find(request.session, request.owner)
+        if self._longest is not None:
+            begun = start if session is None else session
+            length = 0 if begun is None else begun.length
+            length += len(self._start_token(request, begun))
+            check_length(length, request, self._longest)
+        if session is None:
+            session = self._keeper.open(request.owner, request.keep, now, start)
         live = self._requests.new(Progress(request, session.length), session)
         self._sessions.begin(session, live)
         self._extend(live)
@@ -174,15 +183,22 @@ class Engine:
         if request_id in self._requests:
             raise InvalidRequest("request_id: is that of a running request", "request_id")
 
-    def _extend(self, live: Live) -> None:
-        """What the request adds to the text: a start token if asked, and its own tokens.
+    def _start_token(
+        self, request: Request, begun: Session | SessionValue | None
+    ) -> tuple[int, ...]:
+        """The token that the text of ``request`` begins with, where it has ``begun`` with none.
 
-        A state that was tuned takes the place of the start token.
+        A state that was tuned takes its place.
         """
+        if begun is not None and begun.length:
+            return ()
+        wanted = request.start and (begun is None or begun.origin is None)
+        return (self._model_config.bos_token_id,) if wanted or not request.tokens else ()
+
+    def _extend(self, live: Live) -> None:
+        """What the request adds to the text: a start token if asked, and its own tokens."""
         request, session = live.request, live.session
-        wants_start = request.start and session.origin is None
-        if session.length == 0 and (wants_start or not request.tokens):
-            live.start = (self._model_config.bos_token_id,)
+        live.start = self._start_token(request, session)
         tokens = (*live.start, *request.tokens)
         accepted = Accepted(request, tokens, session.length, session.seq)
         self._sessions.record(session, accepted)

@@ -78,7 +78,7 @@ class Executor:
 
     def _run_batch(self, batch: list[Live], feeds: list[Feed], now: float) -> list[Result]:
         try:
-            if drafted := [feed.slot for feed in feeds if feed.num_draws > 1]:
+            if drafted := [(feed.slot, feed.position) for feed in feeds if feed.num_draws > 1]:
                 self._pool.checkpoint(drafted)
             outputs = self._runner.run(feeds)
         except MemoryError:

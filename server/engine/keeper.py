@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from model.state import StateLayout
 from model.tokenizer import Tokenizer
+from server.engine.checks import check_loaded
 from server.engine.config import EngineConfig
 from server.engine.detokenizer import Detokenizer
 from server.engine.live import Live
@@ -36,7 +38,8 @@ UNREAD_PER_SAVE = 8
 class Keeper:
     """Makes sessions, keeps and copies them. Owned by the engine.
 
-    A session that leaves takes the request with it that it has parked.
+    A session that leaves takes the request with it that it has parked. ``longest`` is how many
+    tokens a text may have, None where there is no bound.
     """
 
     def __init__(
@@ -45,10 +48,11 @@ class Keeper:
         requests: RequestTable,
         tokenizer: Tokenizer,
         config: EngineConfig,
+        longest: int | None = None,
     ) -> None:
         self.num_expired = self.num_evicted = 0
         self._table, self._requests = table, requests
-        self._tokenizer, self._config = tokenizer, config
+        self._tokenizer, self._config, self._longest = tokenizer, config, longest
 
     def open(
         self, owner: str, keep: bool, now: float, start: SessionValue | None = None
@@ -108,8 +112,8 @@ class Keeper:
     def fork(self, past: Past, owner: str, num: int, now: float) -> list[Session]:
         """``num`` sessions as the ``past`` was; they share one state.
 
-        Raises `CapacityExhausted`, and `InvalidRequest` where that past never was;
-        then there is none of them.
+        Raises `CapacityExhausted`, `ContextExceeded`, and `InvalidRequest` where that past never
+        was; then there is none of them.
         """
         copies: list[Session] = []
         try:
@@ -144,6 +148,7 @@ class Keeper:
         value = replace(past.value, id=id, owner=owner, progress=None)
         session = Session.of(value, Detokenizer(self._tokenizer), now)
         replay(session, None, past.entries, past.at)
+        check_loaded(session.length, self._longest)
         if past.at is not None and session.length != past.at:
             raise InvalidRequest(f"at: the session has only {session.length} tokens", "at")
         return session
@@ -153,11 +158,12 @@ class Keeper:
     def restore(self, past: Past, now: float) -> tuple[Session, Progress | None]:
         """A session that a store has kept, and its request that had not finished.
 
-        Raises `CapacityExhausted`.
+        Raises `CapacityExhausted` and `ContextExceeded`.
         """
         self.make_room()
         session = Session.of(past.value, Detokenizer(self._tokenizer), now)
         progress = replay(session, past.value.progress, past.entries)
+        check_loaded(session.length, self._longest)
         self._table.add(session)
         return session, progress
 
@@ -205,7 +211,7 @@ class Keeper:
         self._table.close(session)
 
 
-def info_of(session: Session, live: Live | None, state_bytes: int, now: float) -> SessionInfo:
+def info_of(session: Session, live: Live | None, layout: StateLayout, now: float) -> SessionInfo:
     """The session as its owner may see it, with the request that it runs."""
     return SessionInfo(
         session.id,
@@ -213,7 +219,7 @@ def info_of(session: Session, live: Live | None, state_bytes: int, now: float) -
         session.seq,
         live is not None,
         0.0 if live is not None else now - session.last_used,
-        state_bytes,
+        layout.used_bytes(session.position),
         session.epoch,
         live is not None and live.parked,
     )

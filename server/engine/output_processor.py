@@ -150,7 +150,7 @@ class OutputProcessor:
             self._sessions.records.append((session.id, event))
         if met or ended or live.is_end(token):
             return End("stop", drop_held=met, grammar_ended=ended)
-        if live.num_generated == live.max_tokens:
+        if live.num_generated >= live.max_tokens:
             return End("length")
         return End() if live.num_generated >= live.max_generated else None
 

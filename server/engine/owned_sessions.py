@@ -5,6 +5,7 @@ Sessions are named by id and owner: another owner's session is not found.
 
 from __future__ import annotations
 
+from model.state import StateLayout
 from server.engine.checks import check_tokens
 from server.engine.keeper import Keeper, info_of
 from server.engine.lifecycle import Phase
@@ -25,10 +26,10 @@ class OwnedSessions:
         requests: RequestTable,
         keeper: Keeper,
         vocab_size: int,
-        state_bytes: int,
+        layout: StateLayout,
     ) -> None:
         self._table, self._requests, self._keeper = table, requests, keeper
-        self._vocab_size, self._state_bytes = vocab_size, state_bytes
+        self._vocab_size, self._layout = vocab_size, layout
 
     def create(self, owner: str, now: float) -> SessionInfo:
         """A kept, empty session. Raises `CapacityExhausted`."""
@@ -160,4 +161,4 @@ class OwnedSessions:
     def of(self, session: Session, now: float) -> SessionInfo:
         """The session as its owner may see it."""
         live = self._table.request_of(session)
-        return info_of(session, live, self._state_bytes, now)
+        return info_of(session, live, self._layout, now)

@@ -23,7 +23,10 @@ OWN_ERROR = "the engine could not do this"
 
 
 class RequestTable:
-    """Owns the requests, those that were ``cancelled``, and the ``events`` of the next step."""
+    """Owns the requests, those that were ``cancelled``, and the ``events`` of the next step.
+
+    ``longest`` is how many tokens a session's text may have, None where there is no bound.
+    """
 
     def __init__(
         self,
@@ -31,13 +34,14 @@ class RequestTable:
         sessions: SessionTable,
         runner: Runner,
         eos_token_ids: tuple[int, ...],
+        longest: int | None = None,
     ) -> None:
         self.events: list[Event] = []
         self.cancelled: dict[Live, None] = {}
         self.num_prompt_tokens = self.num_preempted = 0
         self._live: dict[str, Live] = {}
         self._scheduler, self._sessions = scheduler, sessions
-        self._runner, self._eos_token_ids = runner, eos_token_ids
+        self._runner, self._eos_token_ids, self._longest = runner, eos_token_ids, longest
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._live
@@ -62,6 +66,9 @@ class RequestTable:
     def add(self, live: Live) -> None:
         """The request waits for its turn; one that was restored is parked."""
         self._live[live.request.request_id] = live
+        if self._longest is not None:
+            num_before = live.session.length - live.num_generated
+            live.max_tokens = min(live.max_tokens, self._longest - num_before)
         if not live.parked:
             self._scheduler.add(live)
 

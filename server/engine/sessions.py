@@ -155,7 +155,7 @@ class SessionTable:
             return None
         if session.slot is None:
             return session.state
-        return self._pool.read(session.slot)
+        return self._pool.read(session.slot, session.position)
 
     def is_finite(self, state: StateBlock | None) -> bool:
         """Whether ``state`` is worth keeping: what is not finite in it never will be again."""

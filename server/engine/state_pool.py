@@ -9,22 +9,24 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from model.state import StateLayout
 from server.engine.value import StateBlock
 
 
 class StatePool(ABC):
-    """``num_slots`` states of ``state_bytes`` bytes. The engine's thread owns it.
+    """``num_slots`` states, each of as many bytes as ``layout`` has. The engine's thread owns it.
 
     A slot is zeroed when it is allocated: zero is the empty state, and no session can
-    meet what another one left. The caller frees each slot that it allocates.
+    meet what another one left. The caller frees each slot that it allocates. Of a state that has
+    seen ``position`` tokens the part is copied that these use: `StateLayout.used_bytes`.
 
     All methods take effect in the order of their calls. A copy to or from memory may complete
     later: reading `StateBlock.data` waits for it, which the engine thread does not do.
     """
 
-    def __init__(self, num_slots: int, state_bytes: int) -> None:
+    def __init__(self, layout: StateLayout, num_slots: int) -> None:
         assert num_slots > 0, num_slots
-        self.num_slots, self.state_bytes = num_slots, state_bytes
+        self.layout, self.num_slots, self.state_bytes = layout, num_slots, layout.num_bytes
         self._free = list(range(num_slots))[::-1]
         self._held: set[int] = set()
 
@@ -51,7 +53,7 @@ class StatePool(ABC):
         """Makes the state of ``slot`` the empty one."""
 
     @abstractmethod
-    def read(self, slot: int) -> StateBlock:
+    def read(self, slot: int, position: int) -> StateBlock:
         """A copy of the state as it is now; later steps do not change it."""
 
     @abstractmethod
@@ -59,7 +61,7 @@ class StatePool(ABC):
         """Makes ``state`` that of ``slot``."""
 
     @abstractmethod
-    def copy(self, source: int, target: int) -> None:
+    def copy(self, source: int, target: int, position: int) -> None:
         """Makes the state of ``source`` that of ``target``, too."""
 
     @abstractmethod
@@ -67,8 +69,8 @@ class StatePool(ABC):
         """Whether ``state`` has finite numbers only: others never become finite again."""
 
     @abstractmethod
-    def checkpoint(self, slots: Sequence[int]) -> None:
-        """Remembers the states of ``slots`` for `restore`, instead of those of the last call.
+    def checkpoint(self, states: Sequence[tuple[int, int]]) -> None:
+        """Remembers states, (slot, position) each, for `restore`, instead of those of last time.
 
         Raises `MemoryError` where there is no room for them; then nothing has changed.
         """

@@ -69,7 +69,7 @@ class HashedDrafter(Drafter):
 
     def right(self, request: Request, session: Session, limit: int) -> list[int]:
         assert request.sampling is not None and session.slot is not None
-        state = np.frombuffer(self.engine._pool.read(session.slot).data, np.int64)
+        state = np.frombuffer(self.engine._pool.read(session.slot, session.position).data, np.int64)
         hashed = Hashed(*state[:2].tolist()).after(session.next(session.num_unfed + 1))
         place = None if session.constraint is None else session.constraint.copy()
         tokens: list[int] = []

@@ -103,7 +103,7 @@ def test_restored_slot_is_what_it_was_at_the_checkpoint() -> None:
     for marks in ((1, 2), (3, 4, 5), (6,)):
         for slot, mark in enumerate(marks):
             pool.blocks[slot] = mark
-        pool.checkpoint(range(len(marks)))
+        pool.checkpoint([(slot, 0) for slot in range(len(marks))])
         pool.blocks[:] = 9
         pool.restore(0)
         assert [int(block[0]) for block in pool.blocks] == [marks[0], 9, 9]
@@ -114,8 +114,8 @@ def test_restored_slot_is_what_it_was_at_the_checkpoint() -> None:
 def test_copy_and_what_was_read_are_independent_of_the_slot() -> None:
     pool = CpuStatePool(LAYOUT, 2)
     pool.blocks[0] = 7
-    pool.copy(0, 1)
-    block = pool.read(0)
+    pool.copy(0, 1, 0)
+    block = pool.read(0, 0)
     pool.zero(0)
     assert not pool.blocks[0].any()
     assert (pool.blocks[1] == 7).all()

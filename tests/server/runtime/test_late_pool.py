@@ -34,8 +34,8 @@ class LatePool(CpuStatePool):
 
     readers: list[str]
 
-    def read(self, slot: int) -> StateBlock:
-        return DeviceBlock(self.blocks[slot].tobytes(), self.readers)
+    def read(self, slot: int, position: int) -> StateBlock:
+        return DeviceBlock(bytes(super().read(slot, position).data), self.readers)
 
     def write(self, slot: int, state: StateBlock) -> None:
         super().write(slot, _host_block(state))
