@@ -11,6 +11,7 @@ is its beginning, `StateLayout.used_bytes` long, and the same for any bound; the
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +35,7 @@ class Field:
     name: str
     spec: TensorSpec
     offset: int
-    stride: int = 0
+    stride: int = dataclasses.field(default=0, repr=False)
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,16 @@ class StateLayout:
     """Where each tensor lies in a block of ``num_bytes``.
 
     ``fixed_bytes`` of it do not depend on the length of the text; behind them are ``num_groups``
-    groups of ``group_bytes``, none where the state is constant.
+    groups of ``group_bytes``, none where the state is constant. Stores have a digest of the repr:
+    it says what decides the meaning of the bytes.
     """
 
     fields: tuple[Field, ...]
     num_layers: int
     num_bytes: int
-    fixed_bytes: int
-    group_bytes: int = 0
-    num_groups: int = 0
+    fixed_bytes: int = dataclasses.field(repr=False)
+    group_bytes: int = dataclasses.field(default=0, repr=False)
+    num_groups: int = dataclasses.field(default=0, repr=False)
 
     @classmethod
     def of(cls, config: Config) -> StateLayout:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -25,7 +25,7 @@ class TensorSpec:
 
     shape: Shape
     dtype: DType = "float32"
-    per_position: bool = False
+    per_position: bool = field(default=False, repr=False)
 
     @property
     def num_bytes(self) -> int:

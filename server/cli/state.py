@@ -82,8 +82,9 @@ def make_command(
             state = read_prompt(opened, text, state)
     assert state is not None
     write_state(out, state, identity)
+    num_bytes = identity.used_bytes(state.value.position)
     typer.echo(
-        f"{out}: {state.num_tokens:,} tokens, {format_bytes(identity.state_bytes)},"
+        f"{out}: {state.num_tokens:,} tokens, {format_bytes(num_bytes)},"
         f" state {state.digest[:16]} of model {identity.model[:16]}"
     )
 
@@ -113,7 +114,7 @@ def _rows(data: bytes) -> dict[str, str]:
     return {
         "state": state.digest,
         "tokens": f"{state.num_tokens:,}",
-        "bytes": f"{identity.state_bytes:,}",
+        "bytes": f"{identity.used_bytes(state.value.position):,}",
         "model": identity.model,
         "tokenizer": identity.tokenizer,
         "backend": identity.backend,

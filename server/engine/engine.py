@@ -64,7 +64,8 @@ class Engine:
         matchers = config.matchers or no_matchers
         self._prefixes = None
         if config.max_prefixes:
-            self._prefixes = PrefixCache(config.max_prefixes, config.max_evicted_prefixes)
+            limits = config.max_prefixes, config.max_evicted_prefixes, config.max_prefix_bytes
+            self._prefixes = PrefixCache(*limits)
         self._scheduler: Scheduler[Live] = Scheduler(
             *(runner.grid, config.max_running, config.max_waiting),
             max_drafts=0 if self._drafter is None else self._drafter.max_drafts,

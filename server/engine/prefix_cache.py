@@ -1,11 +1,11 @@
 """States of prompts' beginnings, so that a text which many requests begin with is read once.
 
-An entry is the state after some number of an owner's tokens. Entries have equal
-bytes, so what one is worth is the tokens that it saves, times its uses. The one
+An entry is the state after some number of an owner's tokens. What one is worth is the
+tokens that it saves, times its uses, for its bytes. The one
 that is worth least makes room, by GreedyDual-Size-Frequency (Cherkasova 1998,
 "Improving WWW Proxies Performance with Greedy-Dual-Size-Frequency Caching
 Policy"): the priority of file f is Pr(f) = Clock + Fr(f) Cost(f) / Size(f), here
-with an entry's uses as Fr, its tokens as Cost, and Size = 1. Clock rises to the
+with an entry's uses as Fr, its tokens as Cost, and its bytes as Size. Clock rises to the
 priority of what was evicted last, so that old merit fades.
 
 An owner never meets what another one left: the owner is part of every key, and
@@ -15,6 +15,7 @@ each owner's entries lie apart. So is the named state that a text begins with.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -103,9 +104,13 @@ class _Entry:
     key: bytes
     num_tokens: int
     block: StateBlock
-    priority: int
+    priority: float
     age: int
     num_uses: int = 1
+
+    def worth(self) -> float:
+        """Fr Cost / Size of the module's formula."""
+        return self.num_uses * self.num_tokens / self.block.num_bytes
 
 
 @dataclass(slots=True)
@@ -127,16 +132,18 @@ class _Owned:
 
 
 class PrefixCache:
-    """At most ``max_entries`` states, shared with those who took them: blocks are immutable.
+    """At most ``max_entries`` states of ``max_bytes``, or of any size without it.
+
+    They are shared with those who took them: blocks are immutable.
 
     Up to ``max_evicted`` evicted entries wait for `take_evicted`, the latest ones;
     beyond that, and so without it, an evicted state is gone. As many new ones wait there.
     """
 
-    def __init__(self, max_entries: int, max_evicted: int = 0) -> None:
+    def __init__(self, max_entries: int, max_evicted: int = 0, max_bytes: float = math.inf) -> None:
         assert max_entries > 0, max_entries
-        self._max_entries = max_entries
-        self.num_entries = 0
+        self._max_entries, self._max_bytes = max_entries, max_bytes
+        self.num_entries = self._num_bytes = 0
         self.num_hits = self.num_misses = 0
         self.saved_tokens_total = 0
         self._owners: dict[str, _Owned] = {}
@@ -144,8 +151,8 @@ class PrefixCache:
         self._inserted: deque[Evicted] = deque(maxlen=max_evicted)
         # One item for each entry. A use raises its entry's priority and leaves the item as it
         # was; that is put right when the item comes to the front.
-        self._queue: list[tuple[int, int, _Entry]] = []
-        self._clock = 0
+        self._queue: list[tuple[float, int, _Entry]] = []
+        self._clock = 0.0
         self._age = 0
 
     def lookup(self, owner: str, tokens: Sequence[int], origin: str = "") -> Hit | None:
@@ -161,7 +168,7 @@ class PrefixCache:
         self.num_hits += 1
         self.saved_tokens_total += entry.num_tokens
         entry.num_uses += 1
-        entry.priority = self._clock + entry.num_uses * entry.num_tokens
+        entry.priority = self._clock + entry.worth()
         entry.age = self._next_age()
         return Hit(entry.num_tokens, entry.block)
 
@@ -184,17 +191,20 @@ class PrefixCache:
         entries = self._owners[owner].entries if owner in self._owners else {}
         if key in entries:
             return
-        if self.num_entries == self._max_entries:
+        if block.num_bytes > self._max_bytes:
+            return
+        if not self._has_room(block):
             superseded = entries.get(earlier[0]) if earlier else None
             if superseded is not None and superseded.num_uses <= 2:
                 self._supersede(superseded)
-            else:
-                self._evict()
-        priority = self._clock + len(tokens)
-        entry = _Entry(owner, key, len(tokens), block, priority, self._next_age())
+        while not self._has_room(block):
+            self._evict()
+        entry = _Entry(owner, key, len(tokens), block, 0.0, self._next_age())
+        entry.priority = self._clock + entry.worth()
         self._owners.setdefault(owner, _Owned()).add(entry)
         heapq.heappush(self._queue, (entry.priority, entry.age, entry))
         self.num_entries += 1
+        self._num_bytes += block.num_bytes
         self._inserted.append(Evicted(owner, key, len(tokens), block, kept=True))
 
     def take_evicted(self) -> list[Evicted]:
@@ -217,6 +227,10 @@ class PrefixCache:
             return None
         found = map(owned.entries.get, keys(owner, tokens[: lengths[-1]], lengths, origin))
         return next((entry for entry in reversed(list(found)) if entry is not None), None)
+
+    def _has_room(self, block: StateBlock) -> bool:
+        fits = self._num_bytes + block.num_bytes <= self._max_bytes
+        return fits and self.num_entries < self._max_entries
 
     def _evict(self) -> None:
         """Takes out the entry of the least priority; among equals the one unused for longest."""
@@ -241,6 +255,7 @@ class PrefixCache:
         if not owned.entries:
             del self._owners[entry.owner]
         self.num_entries -= 1
+        self._num_bytes -= entry.block.num_bytes
         self._evicted.append(Evicted(entry.owner, entry.key, entry.num_tokens, entry.block))
 
     def _next_age(self) -> int:

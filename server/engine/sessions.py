@@ -21,7 +21,8 @@ from server.errors import SessionBusy, SessionNotFound
 class SessionTable:
     """Opens, finds and closes sessions, and moves their states between slots and sleep.
 
-    ``records`` are what has happened to the kept ones, in order, for a store.
+    ``records`` are what has happened to the kept ones, in order, for a store. ``asleep_bytes``
+    are those of the states that have lost their slot or never had one.
     """
 
     def __init__(self, pool: StatePool, max_asleep: int, ttl_s: float) -> None:
@@ -29,6 +30,7 @@ class SessionTable:
         self._pool = pool
         self._max_sessions = pool.num_slots + max_asleep
         self._ttl_s = ttl_s
+        self.asleep_bytes = 0
         self._sessions: dict[str, Session] = {}
         self._requests: dict[str, Live] = {}  # by the session that runs them
         self._quiet: OrderedDict[str, Session] = OrderedDict()  # run nothing; longest idle first
@@ -61,6 +63,7 @@ class SessionTable:
         """A session without a slot, which is new or comes from the store."""
         assert self.has_room and session.id not in self._sessions, session.id
         self._sessions[session.id] = session
+        self._hold(session, session.state)
         if session.keep:
             self._quiet[session.id] = session
 
@@ -110,6 +113,7 @@ class SessionTable:
         if session.slot is not None:
             self._pool.free(session.slot)
             session.slot = None
+        self._hold(session, None, session.state)
 
     def rest(self, session: Session, now: float) -> None:
         """No request waits for the session: it is idle, and may be evicted."""
@@ -134,7 +138,7 @@ class SessionTable:
                 assert slot is not None
             if session.state is not None:
                 self._pool.write(slot, session.state)
-                session.state = None
+                self._hold(session, None, session.state)
             session.slot = slot
         self._slotted.pop(session.id, None)
         return True
@@ -162,7 +166,7 @@ class SessionTable:
         return state is None or self._pool.is_finite(state)
 
     def _sleep(self, session: Session) -> None:
-        session.state = self.state_of(session)
+        self._hold(session, self.state_of(session))
         assert session.slot is not None
         self._pool.free(session.slot)
         if session.constraint is not None:
@@ -170,7 +174,19 @@ class SessionTable:
         session.slot = None
         del self._slotted[session.id]
 
+    def _hold(
+        self, session: Session, state: StateBlock | None, before: StateBlock | None = None
+    ) -> None:
+        """The session has ``state`` outside of the pool now, and had ``before`` there."""
+        session.state = state
+        self.asleep_bytes += 0 if state is None else state.num_bytes
+        self.asleep_bytes -= 0 if before is None else before.num_bytes
+
     # Ends
+
+    def oldest_asleep(self) -> Session | None:
+        """The session that has been idle for longest of those that have a state and no slot."""
+        return next((one for one in self._quiet.values() if one.state is not None), None)
 
     def oldest_quiet(self) -> Session | None:
         """The session that has been idle for longest."""

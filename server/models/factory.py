@@ -180,16 +180,19 @@ def _fixed_states(
 def _limits(
     checkpoint: Checkpoint, config: ServerConfig, store: Store, constraints: FormatCompiler
 ) -> EngineConfig:
-    state_bytes = StateLayout.of(checkpoint.config).num_bytes
+    layout = StateLayout.of(checkpoint.config)
+    least = layout.used_bytes(1)
     return EngineConfig(
         new_id=lambda: f"sess_{config.session_tag}{secrets.token_hex(16)}",
         max_waiting=config.max_waiting,
-        max_asleep=config.sleep_memory // state_bytes,
+        max_asleep=config.sleep_memory // (least if store.durable else layout.num_bytes),
+        max_asleep_bytes=config.sleep_memory,
         session_ttl_s=config.session_ttl_s,
         can_evict=store.durable,
         save_interval=config.save_interval_tokens,
         max_detached_tokens=config.max_detached_tokens,
-        max_prefixes=config.prefix_cache // state_bytes,
+        max_prefixes=config.prefix_cache // least,
+        max_prefix_bytes=config.prefix_cache,
         max_evicted_prefixes=64 if config.prefix_disk else 0,
         matchers=constraints.matcher,
     )

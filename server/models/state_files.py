@@ -35,8 +35,8 @@ def read_state(
     and `OSError`.
     """
     with open_file(path) as file:
-        data = file.read(max_file_bytes(identity.state_bytes) + 1)
-    if len(data) > max_file_bytes(identity.state_bytes):
+        data = file.read(max_file_bytes(identity.max_bytes) + 1)
+    if len(data) > max_file_bytes(identity.max_bytes):
         raise ImportRefused("the file is too large to be a state of this model")
     if about_of(data) is None:
         return _tuned(path, config, transposed)
@@ -47,7 +47,7 @@ def read_state(
 
 def state_in(data: bytes, identity: Identity, config: Config) -> NamedState:
     """The same of the bytes of a file. Raises `ImportRefused` and `SnapshotMismatch`."""
-    if len(data) > max_file_bytes(identity.state_bytes):
+    if len(data) > max_file_bytes(identity.max_bytes):
         raise ImportRefused("the file is too large to be a state of this model")
     if about_of(data) is not None:
         return _ours(data, identity, config)

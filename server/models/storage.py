@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from model.architectures.bounded import MIN_CONTEXT, with_past
 from model.checkpoint import Checkpoint
 from model.state import StateLayout
 from server.config.settings import ServerConfig
@@ -155,14 +156,18 @@ def open_prefixes(
 
 def identity_of(checkpoint: Checkpoint, backend: Backend) -> Identity:
     """What a state must have been made by for its session to continue, to the bit."""
-    layout = StateLayout.of(checkpoint.config)
+    config, layout = checkpoint.config, StateLayout.of(checkpoint.config)
+    shapes = StateLayout.of(with_past(config, MIN_CONTEXT, "stop")) if config.context else layout
     return Identity(
         model=checkpoint.digest,
         tokenizer=checkpoint.tokenizer.digest,
         backend=backend.name,
         dtype=backend.dtype,
-        state_bytes=layout.num_bytes,
-        layout=hashlib.sha256(repr(layout).encode()).hexdigest(),
+        state_bytes=layout.fixed_bytes,
+        layout=hashlib.sha256(repr(shapes).encode()).hexdigest(),
+        group_bytes=layout.group_bytes,
+        context=config.context,
+        past=config.past,
     )
 
 

@@ -140,9 +140,14 @@ class NamedStates:
         """In memory, with those that were used last; the newest stays, however large."""
         self._cached[state.digest] = state
         self._cached.move_to_end(state.digest)
-        max_states = max(1, MAX_CACHED_BYTES // max(1, self._identity.state_bytes))
-        while len(self._cached) > max_states:
-            self._cached.popitem(last=False)
+        num_bytes = sum(map(_size, self._cached.values()))
+        while len(self._cached) > 1 and num_bytes > MAX_CACHED_BYTES:
+            num_bytes -= _size(self._cached.popitem(last=False)[1])
+
+
+def _size(state: NamedState) -> int:
+    block = state.value.state
+    return 0 if block is None else block.num_bytes
 
 
 def _stored(data: bytes, identity: Identity, name: str) -> NamedState:

@@ -6,21 +6,26 @@ has returned from is in the log for good, so that it may be sent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Protocol
 
+from model.tensor_spec import POSITION_BLOCK
 from server.engine.types import Finished, TokenEvent
 from server.engine.value import Entry, Record, SessionValue
 from server.store.files import Chunk
 
+#: The fields of an `Identity` that are numbers.
+NUMBERS = ("state_bytes", "group_bytes", "context")
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a state belongs to: a session continues from it only if every field is equal.
+    """What a state belongs to: a session continues from it only if its `labels` are equal.
 
-    ``layout`` is a digest of the shapes and order of the parts of a state of
-    ``state_bytes`` bytes.
+    ``layout`` is a digest of the shapes and order of the parts of a state. Without a past it has
+    ``state_bytes`` bytes. One with a bounded past of ``context`` positions has ``group_bytes``
+    more for each `POSITION_BLOCK` of them that it has seen.
     """
 
     model: str
@@ -29,6 +34,42 @@ class Identity:
     dtype: str
     state_bytes: int
     layout: str
+    group_bytes: int = 0
+    context: int = 0
+    past: str = "stop"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The fields that decide what a state means, as strings.
+
+        A bound at which texts stop is not among them: a state is the same for all of them.
+        """
+        named = {field.name: str(getattr(self, field.name)) for field in fields(self)}
+        if not self.group_bytes:
+            del named["group_bytes"]
+        if self.past == "stop":
+            del named["past"], named["context"]
+        return named
+
+    @classmethod
+    def of(cls, about: Mapping[str, str]) -> Identity:
+        """The one with these labels, of which there may be others. Raises KeyError, ValueError."""
+        texts = {field.name: about[field.name] for field in fields(cls) if field.name in about}
+        numbers = {name: int(texts[name]) for name in NUMBERS if name in texts}
+        try:
+            return cls(**{**texts, **numbers})  # type: ignore[arg-type]
+        except TypeError as error:
+            raise KeyError("a label is missing") from error
+
+    def used_bytes(self, position: int) -> int:
+        """Of a state that has seen ``position`` tokens: see `model.state.StateLayout`."""
+        seen = min(position, self.context) if self.context else position
+        return self.state_bytes + self.group_bytes * -(-seen // POSITION_BLOCK)
+
+    @property
+    def max_bytes(self) -> int:
+        """Of a state with as much of a past as it may have."""
+        return self.used_bytes(self.context)
 
 
 @dataclass(frozen=True, slots=True)

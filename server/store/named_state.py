@@ -6,7 +6,7 @@ a server is trusted with them. A session's own export can be taken for one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 import orjson
@@ -17,7 +17,7 @@ from server.store.base import Identity
 from server.store.codec import Malformed, decode_value, encode
 from server.store.errors import ImportRefused, SnapshotBroken
 from server.store.files import Chunk
-from server.store.state_file import check_identity, check_sum, checksum, labels, pack, unpack
+from server.store.state_file import check_identity, check_sum, checksum, pack, unpack
 
 FORMAT = "everstream-named-state-1"
 FORMATS = (FORMAT, portable.FORMAT)
@@ -81,7 +81,7 @@ def export_state(state: NamedState, identity: Identity) -> list[Chunk]:
     assert block is not None, state
     data = block.data
     fields = encode(replace(state.value, state=None)).decode()
-    about = {"format": FORMAT, **labels(identity), "value": fields, "prompt": state.prompt}
+    about = {"format": FORMAT, **identity.labels, "value": fields, "prompt": state.prompt}
     return pack({**about, "checksum": checksum(about, data)}, data)
 
 
@@ -108,7 +108,7 @@ def import_state(data: bytes, identity: Identity) -> NamedState:
         value = decode_value(about.get("value", ""))
     except (Malformed, SnapshotBroken) as error:
         raise ImportRefused(f"the file is not a state of everstream: {error}") from error
-    if not portable.is_possible(value, block.nbytes, identity.state_bytes):
+    if not portable.is_possible(value, block.nbytes, identity):
         raise ImportRefused("the file's state is inconsistent: its parts do not fit together")
     if block.nbytes:
         value = replace(value, state=StateBlock(block))
@@ -124,8 +124,7 @@ def read_any_identity(data: bytes) -> tuple[NamedState, Identity]:
     if about is None:
         raise ImportRefused("the file is not a state of everstream")
     try:
-        given = {field.name: about[field.name] for field in fields(Identity)}
-        identity = Identity(**{**given, "state_bytes": int(given["state_bytes"])})  # type: ignore[arg-type]
+        identity = Identity.of(about)
     except (KeyError, ValueError) as error:
         raise ImportRefused("the file does not say what it belongs to") from error
     return import_state(data, identity), identity

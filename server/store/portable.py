@@ -16,7 +16,7 @@ from server.store.base import Identity
 from server.store.codec import Malformed, decode_value, encode
 from server.store.errors import ImportRefused, SnapshotBroken
 from server.store.files import Chunk
-from server.store.state_file import check_identity, check_sum, checksum, labels, pack, unpack
+from server.store.state_file import check_identity, check_sum, checksum, pack, unpack
 
 FORMAT = "everstream-session-1"
 #: Bytes besides the state: much of a text that the state has not seen yet has room in them.
@@ -28,7 +28,7 @@ def export_session(value: SessionValue, identity: Identity, key: bytes) -> bytes
     """The session without the request that it runs, signed with ``key``."""
     data = b"" if value.state is None else value.state.data
     fields = encode(replace(value, progress=None, state=None)).decode()
-    about = {"format": FORMAT, **labels(identity), "value": fields}
+    about = {"format": FORMAT, **identity.labels, "value": fields}
     about["checksum"] = checksum(about, data)
     about["signature"] = _signature(about, data, key)
     return b"".join(pack(about, memoryview(data)))
@@ -44,7 +44,7 @@ def import_session(
     those that it had: the caller gives it new ones. Raises `ImportRefused`, and
     `SnapshotMismatch` where it belongs to another model than ``identity``.
     """
-    if len(data) > identity.state_bytes + MAX_ABOUT_BYTES:
+    if len(data) > identity.max_bytes + MAX_ABOUT_BYTES:
         raise ImportRefused("the file is too large to be a session of this model")
     try:
         about, state = unpack(data)
@@ -60,7 +60,7 @@ def import_session(
             raise ImportRefused("a session under a grammar must be signed")
     except (Malformed, SnapshotBroken) as error:
         raise ImportRefused(f"the file is not a session of everstream: {error}") from error
-    if not is_possible(value, state.nbytes, identity.state_bytes):
+    if not is_possible(value, state.nbytes, identity):
         raise ImportRefused("the file's session is inconsistent: its parts do not fit together")
     if not state.nbytes:
         return value
@@ -79,13 +79,13 @@ def _is_signed(about: Mapping[str, str], data: Chunk, key: bytes) -> bool:
     return hmac.compare_digest(_signature(about, data, key).encode(), given)
 
 
-def is_possible(value: SessionValue, num_bytes: int, state_bytes: int) -> bool:
+def is_possible(value: SessionValue, num_bytes: int, identity: Identity) -> bool:
     """Whether an engine could have been at ``value``; its tokens are left to the caller."""
     tokens = [token for segment in value.unfed for token in segment.tokens]
     pending = () if value.pending is None else (value.pending,)
     constrained = () if value.constraint is None else value.constraint.tokens
     return (
-        num_bytes == (state_bytes if value.has_state else 0)
+        num_bytes == (identity.used_bytes(value.position) if value.has_state else 0)
         and min(value.epoch, value.position, value.seq, value.log_index) >= 0
         and (value.origin is None or 0 <= value.origin.length <= value.length)
         and min((*tokens, *pending, *value.recent, *constrained), default=0) >= 0

@@ -17,7 +17,7 @@ from server.store.codec import Malformed, decode_json, decode_value, encode, row
 from server.store.database import Database
 from server.store.errors import SnapshotBroken
 from server.store.heads import Head
-from server.store.state_file import check_identity, labels
+from server.store.state_file import check_identity
 
 
 class Save(NamedTuple):
@@ -107,7 +107,7 @@ class Snapshots:
         self._identity = identity
         self.states = states
         self.identity_key = 0
-        self._labels = encode(labels(identity)).decode()
+        self._labels = encode(identity.labels).decode()
 
     # States
 
@@ -128,8 +128,11 @@ class Snapshots:
 
     def num_bytes(self) -> int:
         """Of all states."""
-        query = "SELECT count(DISTINCT file) FROM snapshot"
-        return int(self._execute(query).fetchone()[0]) * self._identity.state_bytes
+        query = (
+            "SELECT coalesce(sum(size), 0) FROM (SELECT max(bytes - length(value)) AS size"
+            " FROM snapshot WHERE file IS NOT NULL GROUP BY file) AS sizes"
+        )
+        return int(self._execute(query).fetchone()[0])
 
     # Rows
 
@@ -146,7 +149,8 @@ class Snapshots:
         """A row for ``value``, whose state is in ``file``; how many bytes it counts."""
         data = encode(value).decode()
         fields = self._labels if identity_key == self.identity_key else self._fields(identity_key)
-        num_bytes = len(data) + (0 if file is None else self._identity.state_bytes)
+        state_bytes = 0 if file is None else self._identity.used_bytes(value.position)
+        num_bytes = len(data) + state_bytes
         self._execute(
             "INSERT INTO snapshot (session, place, length, identity, value, file, bytes, sum) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",

@@ -21,13 +21,15 @@ from server.store.files import Chunk
 
 FORMAT = "everstream-state-1"
 _TENSOR = "state"
+#: The names of all labels.
+LABELS = tuple(field.name for field in fields(Identity))
 #: No header of ours is longer, whatever a file says about itself.
 _MAX_HEADER_BYTES = 64 << 20
 
 
 def encode_state(state: StateBlock, identity: Identity, position: int) -> list[Chunk]:
     """The file of a state that has seen ``position`` tokens, in parts."""
-    about = {"format": FORMAT, **labels(identity), "position": str(position)}
+    about = {"format": FORMAT, **identity.labels, "position": str(position)}
     data = state.data
     return pack({**about, "checksum": checksum(about, data)}, data)
 
@@ -48,16 +50,12 @@ def decode_state(file: bytes, identity: Identity, position: int) -> StateBlock:
     return StateBlock(data)
 
 
-def labels(identity: Identity) -> dict[str, str]:
-    """The fields of ``identity`` as strings."""
-    return {field.name: str(getattr(identity, field.name)) for field in fields(identity)}
-
-
 def check_identity(about: Mapping[str, Any], identity: Identity, what: str = "session") -> None:
     """Raises `SnapshotMismatch`, naming the first field of ``what`` that differs."""
-    for name, here in labels(identity).items():
-        there = about.get(name)
-        if str(there) != here:
+    ours = identity.labels
+    for name in LABELS:
+        here, there = ours.get(name), about.get(name)
+        if there != here:
             raise SnapshotMismatch(
                 f"the {what} belongs to another {name}: {str(there)[:64]},"
                 f" and this server has {here}",

@@ -25,7 +25,7 @@ from server.store.base import Identity
 from server.store.errors import SnapshotBroken, SnapshotMismatch, StoreError
 from server.store.object_storage.objects import Connection, Objects
 from server.store.postgres.prefix_table import FOLDER, Found, PrefixRowKey, PrefixTable
-from server.store.state_file import decode_state, encode_state, labels
+from server.store.state_file import decode_state, encode_state
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class SharedPrefixes:
         self.num_hits = 0
         self._connect, self._schema, self._objects = connect, schema, objects
         self._identity, self._limits, self._clock = identity, limits, clock
-        self._space = _digest(orjson.dumps(labels(identity)))
+        self._space = _digest(orjson.dumps(identity.labels))
         self._link: _PrefixConnection | None = None
         self._rests_until_s = clock()
         #: What memory was given or has put here, and when: no reason to fetch it.

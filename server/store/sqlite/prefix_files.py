@@ -45,12 +45,12 @@ class PrefixFiles:
         self.num_hits = 0
         self._path, self._files, self._identity = path, files, identity
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._max_files = max(1, max_bytes // identity.state_bytes)
+        self._max_bytes, self._num_bytes = max_bytes, 0
         self._places: OrderedDict[_Place, None] = OrderedDict()
         self._lent: set[_Place] = set()
         for file in sorted(path.glob(f"*/*{SUFFIX}"), key=lambda file: file.stat().st_mtime):
             key, _, num_tokens = file.stem.rpartition("-")
-            self._places[_Place(file.parent.name, key, int(num_tokens))] = None
+            self._add(_Place(file.parent.name, key, int(num_tokens)))
 
     def __len__(self) -> int:
         return len(self._places)
@@ -64,8 +64,8 @@ class PrefixFiles:
                 continue
             data = encode_state(entry.block, self._identity, entry.num_tokens)
             replace(self._files, self._path / place.name, data, is_synced=False)
-            self._places[place] = None
-            while len(self._places) > self._max_files:
+            self._add(place)
+            while self._num_bytes > self._max_bytes and len(self._places) > 1:
                 self._remove(next(iter(self._places)))
 
     def find(self, owner: str, tokens: Sequence[int], origin: str = "") -> Hit | None:
@@ -99,8 +99,13 @@ class PrefixFiles:
         self.num_hits += 1
         return Hit(place.num_tokens, block)
 
+    def _add(self, place: _Place) -> None:
+        self._places[place] = None
+        self._num_bytes += self._identity.used_bytes(place.num_tokens)
+
     def _remove(self, place: _Place) -> None:
         del self._places[place]
+        self._num_bytes -= self._identity.used_bytes(place.num_tokens)
         self._lent.discard(place)
         (self._path / place.name).unlink(missing_ok=True)
 

@@ -27,8 +27,7 @@ def open_for_reading(path: Path) -> Iterator[apsw.Connection]:
 
 def identity_of(fields: str) -> Identity:
     """The identity in a row of the database."""
-    strings = decode_json(fields)
-    return Identity(**{**strings, "state_bytes": int(strings["state_bytes"])})
+    return Identity.of(decode_json(fields))
 
 
 def newest_identity(path: Path) -> Identity | None:
