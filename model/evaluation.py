@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from model.architectures.bounded import longest_text
+from model.architectures.config import Config
 from model.tokenizer import END_OF_TEXT
 
 #: The context that a token may use; see `model.training.evaluate.evaluate`.
@@ -22,6 +24,16 @@ MIN_DOCUMENTS = 10
 
 class DataError(ValueError):
     """Texts that cannot be trained on or scored."""
+
+
+def check_fits(config: Config, num_tokens: int) -> None:
+    """Raises `DataError` where a piece of a text is longer than a model's bounded past."""
+    longest = longest_text(config)
+    if longest is not None and num_tokens > longest:
+        raise DataError(
+            f"{num_tokens} tokens are read at once, and the context is {longest}:"
+            " give a larger --context, or --past slide"
+        )
 
 
 @dataclass(frozen=True)

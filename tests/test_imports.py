@@ -47,7 +47,7 @@ API_LAYERS = (
 
 #: The same of the units of `model`: its folders, and its modules outside of them.
 MODEL_LAYERS = (
-    *("convert", "training", "export", "quantization", "checkpoint", "hub", "foreign"),
+    *("convert", "training", "export", "quantization", "bounds", "checkpoint", "hub", "foreign"),
     *("command_line", "native", "lm", "block", "config", "checkpoint_files", "weights"),
     "state_tensors",
     *("state", "attention", "architectures", "evaluation", "tokenizer", "tokenization", "chat"),

@@ -11,6 +11,7 @@ from benchmarks.model_card.facts import read
 from benchmarks.pages.comparison import trained_again
 from benchmarks.pages.models import comparison_cells, stream_ratios
 from benchmarks.report import Figures
+from model.bounds import DEFAULT_STATE_MEMORY_BYTES
 from model.bundled_models import DEFAULT_MODEL, DEFAULT_NAME
 from model.checkpoint import load_checkpoint
 from model.config import ModelConfig
@@ -18,7 +19,6 @@ from model.state import StateLayout, kv_cache_bytes_per_token
 from model.weights import num_parameters
 from server.cli.inspect import format_bytes
 from server.engine.sampling_defaults import published
-from server.models.factory import DEFAULT_STATE_MEMORY_BYTES
 from server.models.info import state_tensors
 
 #: The tokens of the README's comparison of a state with a KV cache.

@@ -62,6 +62,10 @@ class Config(Protocol):
         """Positions that attention layers keep, in whole blocks; 0 where there is no bound."""
 
     @property
+    def max_context(self) -> int:
+        """The longest text that a model with a bound was made for; 0 without one."""
+
+    @property
     def past(self) -> str:
         """What happens at the bound: see `model.architectures.bounded`."""
 
@@ -93,6 +97,11 @@ class JsonConfig:
 
     @property
     def context(self) -> int:
+        """See `Config`; a family with a bound has a field of this name."""
+        return 0
+
+    @property
+    def max_context(self) -> int:
         """See `Config`; a family with a bound has a field of this name."""
         return 0
 

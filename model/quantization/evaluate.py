@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from model.evaluation import DataError, Evaluation, Half, Mode, documents
+from model.evaluation import DataError, Evaluation, Half, Mode, check_fits, documents
 from model.native.runtime import Runtime
 from model.tokenizer import Tokenizer
 
@@ -28,14 +28,16 @@ def evaluate(
     """
     if window < 2:
         raise DataError(f"window must be at least 2, not {window}")
-    pool = runtime.empty_pool(1)
+    pool, num_seen = runtime.empty_pool(1), 0
     nats, num_tokens, num_bytes = 0.0, 0, 0
     for document in documents(path, half):
         text = document.encode()[:max_bytes].decode("utf-8", "ignore")
         ids = tokenizer.encode(text)
         for part, position, num_scored in _pieces([tokenizer.eos_token_id, *ids], mode, window):
             if position == 0:
-                pool[:] = 0
+                pool[:, : runtime.layout.used_bytes(num_seen)] = 0
+            num_seen = position + len(part) - 1
+            check_fits(runtime.config, num_seen)
             scores = runtime.score(pool, 0, position, part[:-1], part[-1])
             nats -= sum(scores[-num_scored:])
         num_tokens += len(ids)

@@ -251,6 +251,10 @@ def _outcome(out: Path, model: Path, num_steps: int) -> str:
     )
 
 
+#: Of the state that a text is read into, where no bound is given.
+EVAL_STATE_BYTES = 1 << 30
+
+
 def eval_command(
     model: Annotated[
         str, typer.Argument(help="Model to evaluate: checkpoint folder, bundled model or hub id.")
@@ -279,13 +283,25 @@ def eval_command(
             help="Runtime of the model; auto is native if it is built and supports the model."
         ),
     ] = "auto",
+    context: Annotated[
+        int | None,
+        typer.Option(
+            min=32, help="Tokens of the past that attention layers keep, for models with some."
+        ),
+    ] = None,
+    past: Annotated[
+        Literal["stop", "slide"],
+        typer.Option(help="At that bound texts stop, or old tokens slide out."),
+    ] = "stop",
 ) -> None:
     """Measure bits per byte and perplexity of a checkpoint."""
+    from model.bounds import Bound, bounded
     from model.checkpoint import load_checkpoint
 
     changes = lora_of(lora, lora_alpha)
     with errors_as_lines():
         checkpoint = load_checkpoint(model, lora=changes)
+        checkpoint = bounded(checkpoint, Bound(context, past), EVAL_STATE_BYTES, num_sessions=1)
         ran_on, evaluate = _evaluator(checkpoint, backend, dtype, threads)
         results = [(path, evaluate(path, mode, window, max_bytes, half)) for path in data]
     for path, result in results:

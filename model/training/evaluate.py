@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from model.architectures.network import Network
-from model.evaluation import DataError, Evaluation, Half, Mode, documents
+from model.evaluation import DataError, Evaluation, Half, Mode, check_fits, documents
 from model.tokenizer import Tokenizer
 
 __all__ = ["Evaluation", "Mode", "evaluate"]
@@ -69,12 +69,14 @@ def _scored(
         half = window // 2
         for start in range(0, len(inputs), half):
             first = max(0, start - half)
+            check_fits(model.config, len(inputs[first : start + half]))
             logits = model.parallel(inputs[None, first : start + half])[0]
             yield logits[start - first :], targets[start : start + half]
         return
     state, position = model.empty_state(1), torch.zeros(1, dtype=torch.int64, device=inputs.device)
     for start in range(0, len(inputs), window):
         part = inputs[None, start : start + window]
+        check_fits(model.config, part.shape[1] + (start if mode == "stream" else 0))
         if mode == "windows":
             logits = model.parallel(part)
         else:

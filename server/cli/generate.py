@@ -14,8 +14,10 @@ from model.command_line import LoraAlpha, LoraFiles, lora_of
 from server.cli.failures import clear_errors, fail
 from server.cli.options import (
     BackendName,
+    Context,
     Dtype,
     Model,
+    PastMode,
     Threads,
     TokenizerFile,
 )
@@ -59,8 +61,11 @@ def generate(
     backend: BackendName = "auto",
     threads: Threads = None,
     dtype: Dtype = "auto",
+    context: Context = None,
+    past: PastMode = "stop",
 ) -> None:
     """Generate text in the terminal, without a server."""
+    from model.bounds import Bound, bounded
     from server.engine.sampling_defaults import with_defaults
     from server.models.backend import open_backend
     from server.models.factory import load_model
@@ -82,7 +87,9 @@ def generate(
 
     try:
         with clear_errors():
-            opened = open_backend(load_model(model, tokenizer, changes), backend, dtype, threads)
+            checkpoint = load_model(model, tokenizer, changes)
+            checkpoint = bounded(checkpoint, Bound(context, past), num_sessions=1)
+            opened = open_backend(checkpoint, backend, dtype, threads)
             summary = generate_text(opened, _prompt(prompt), sampling, write)
     except KeyboardInterrupt:
         typer.echo()

@@ -12,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from server.config.settings import ServerConfig
+    from server.models.info import ModelInfo
     from server.models.registry import Models
 
 #: The last thing that is printed before the server answers, so that it stays on the screen.
@@ -36,9 +37,20 @@ def greet(config: ServerConfig, models: Models, port: int) -> None:
             f"Everstream serves {info.name}: {info.parameters / 1e6:.1f}M parameters,"
             f" {info.attention}, {info.dtype}, {where}.\n"
             f"{info.max_sessions:,} sessions of {format_bytes(info.state_bytes_per_session)} each,"
-            " at token ten and at token ten million.\n"
+            f" {_growth(info)}.\n"
         )
     invite(config, port)
+
+
+def _growth(info: ModelInfo) -> str:
+    """How the memory of a session depends on its text."""
+    if not info.context:
+        return "at token ten and at token ten million"
+    per_token = (
+        f"{info.fixed_state_bytes:,} bytes and {info.state_bytes_per_token:,} for each token"
+    )
+    ends = "where texts end" if info.past == "stop" else "after which old tokens slide out"
+    return f"bounded: {per_token}, up to {info.context:,} (--context), {ends} (--past)"
 
 
 def _openable(host: str) -> str:

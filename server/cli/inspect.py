@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from model.architectures.config import Config
 from model.bundled_models import DEFAULT_MODEL
 from model.chat.template import PLAIN, ChatTemplate
 from model.checkpoint import Checkpoint, load_checkpoint, locate
 from model.command_line import LoraAlpha, LoraFiles, lora_of
 from model.state import StateLayout, kv_cache_bytes_per_token
+from model.tensor_spec import POSITION_BLOCK
 from model.weights import StoredWeights, num_parameters
 from model.weights.folder import weight_files
 from server.cli.failures import clear_errors
-from server.cli.options import TokenizerFile
+from server.cli.options import Context, PastMode, TokenizerFile
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,6 +44,8 @@ def inspect(
     tokenizer: TokenizerFile = None,
     lora: LoraFiles = None,
     lora_alpha: LoraAlpha = None,
+    context: Context = None,
+    past: PastMode = "stop",
 ) -> None:
     """Show a model's parameters and the memory of a session.
 
@@ -49,9 +53,12 @@ def inspect(
     """
     from rich.console import Console
 
+    from model.bounds import Bound, bounded
+
     console, source = Console(), model or str(DEFAULT_MODEL)
     with clear_errors():
         checkpoint = load_checkpoint(source, tokenizer=tokenizer, lora=lora_of(lora, lora_alpha))
+        checkpoint = bounded(checkpoint, Bound(context, past))
         console.print(_model_table(checkpoint, weight_files(locate(source))))
         console.print(_memory_table(checkpoint))
 
@@ -71,6 +78,7 @@ def _model_table(checkpoint: Checkpoint, files: list[Path]) -> Table:
         ("heads x features", f"{config.num_attention_heads} x {config.head_dim}"),
         ("vocabulary", f"{config.vocab_size:,}"),
         ("weights stored", _stored(checkpoint, files)),
+        *_bound_rows(config),
         ("state of a session", f"{state_bytes:,} bytes"),
         ("sessions per GiB", f"{GIB // state_bytes:,}" if state_bytes else "any number"),
         ("tokenizer", f"{tokenizer.kind}, {tokenizer.vocab_size:,} ids"),
@@ -82,6 +90,20 @@ def _model_table(checkpoint: Checkpoint, files: list[Path]) -> Table:
     if config.attention_options:
         table.add_row("options", str(config.attention_options))
     return table
+
+
+def _bound_rows(config: Config) -> list[tuple[str, str]]:
+    """What is known of a bounded past; the state of a session is that at the bound."""
+    if not config.context:
+        return []
+    layout = StateLayout.of(config)
+    ends = "then texts end" if config.past == "stop" else "then old tokens slide out"
+    return [
+        ("model's longest text", f"{config.max_context:,} tokens"),
+        ("context", f"{config.context:,} tokens, {ends}"),
+        ("fixed state", f"{layout.fixed_bytes:,} bytes"),
+        ("state per token", f"{layout.group_bytes // POSITION_BLOCK:,} bytes"),
+    ]
 
 
 def _template(template: ChatTemplate) -> str:
@@ -106,6 +128,15 @@ def _memory_table(checkpoint: Checkpoint) -> Table:
     layout = StateLayout.of(config)
     for count in TOKEN_COUNTS:
         cache = kv_cache_bytes_per_token(config) * count
-        table.add_row(f"{count:,}", format_bytes(layout.num_bytes), format_bytes(cache))
+        table.add_row(f"{count:,}", _state_at(config, layout, count), format_bytes(cache))
+    if config.context:
+        table.caption = "float32; KV cache: 16 bits, were all layers attention"
+        return table
     table.caption = "state: float32; KV cache: 16 bits, softmax attention of the same shape"
     return table
+
+
+def _state_at(config: Config, layout: StateLayout, count: int) -> str:
+    if config.context and config.past == "stop" and count > config.context:
+        return "more than the context"
+    return format_bytes(layout.used_bytes(count))

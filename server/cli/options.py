@@ -32,6 +32,18 @@ TokenizerFile = Annotated[
     Path | None,
     typer.Option("--tokenizer", help="Tokenizer file, if it is not in the model's folder."),
 ]
+Context = Annotated[
+    int | None,
+    typer.Option(
+        "--context",
+        min=32,
+        help="Tokens of the past that attention layers keep, for models with some [by memory].",
+    ),
+]
+PastMode = Annotated[
+    Literal["stop", "slide"],
+    typer.Option("--past", help="At that bound texts stop, or old tokens slide out."),
+]
 
 
 def version() -> str:

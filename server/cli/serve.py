@@ -56,6 +56,12 @@ FLAGS: tuple[tuple[str, Any, str], ...] = (
     ("threads", int, "Number of threads of the model [all cores, or 1 on torch]."),
     ("dtype", str, "Type of the weights: auto, float32, bfloat16 or int8 [auto]."),
     ("reasoning", str, "Thinking in chats: on, off, template, or its maximum tokens [by model]."),
+    (
+        "context",
+        int,
+        "Tokens of the past that attention layers keep, for models that have some [by memory].",
+    ),
+    ("past", str, "At that bound texts stop, or old tokens slide out: stop or slide [stop]."),
     ("max_sessions", int, "Number of session slots in the state pool."),
     (
         "state_memory",

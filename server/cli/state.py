@@ -16,8 +16,10 @@ from server.cli.failures import clear_errors, fail
 from server.cli.inspect import format_bytes
 from server.cli.options import (
     BackendName,
+    Context,
     Dtype,
     Model,
+    PastMode,
     Threads,
     TokenizerFile,
 )
@@ -56,11 +58,14 @@ def make_command(
     backend: BackendName = "auto",
     threads: Threads = None,
     dtype: Dtype = "auto",
+    context: Context = None,
+    past: PastMode = "stop",
 ) -> None:
     """Read a prompt and write the state after it to a file.
 
     ``everstream serve --state`` loads it, on the same backend and with the same dtype.
     """
+    from model.bounds import Bound, bounded
     from server.models.factory import load_model
     from server.models.state_files import read_state
     from server.models.storage import identity_of
@@ -73,6 +78,7 @@ def make_command(
     state, changes = None, lora_of(lora, lora_alpha)
     with clear_errors():
         checkpoint = load_model(model, tokenizer, changes)
+        checkpoint = bounded(checkpoint, Bound(context, past), num_sessions=1)
         opened = open_backend(checkpoint, backend, dtype, threads)
         identity = identity_of(checkpoint, opened)
         if tuned is not None:

@@ -79,6 +79,10 @@ class ServerConfig(BaseModel):
     #: models that think; None is the default of the family, or else of the template.
     reasoning: Reasoning = None
 
+    #: Positions that the attention layers of a model keep, if it has any; None leaves it to the
+    #: memory. At the bound texts stop, or old positions slide out.
+    context: int | None = Field(default=None, ge=32)
+    past: Literal["stop", "slide"] = "stop"
     #: The state pool has so many slots, or so many bytes: at most one of the two is set.
     max_sessions: int | None = Field(default=None, ge=1)
     state_memory: ByteCount | None = Field(default=None, ge=1)

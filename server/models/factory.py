@@ -12,11 +12,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from model.bounds import Bound, bounded, state_memory
 from model.bundled_models import DEFAULT_MODEL
 from model.checkpoint import Checkpoint, CheckpointError, load_checkpoint
 from model.checkpoint_files import NO_LORA, Lora
 from model.config import ConfigError
 from model.state import StateLayout, kv_cache_bytes_per_token
+from model.tensor_spec import POSITION_BLOCK
 from model.tokenizer import TokenizerError
 from model.weights import num_parameters
 from server.config.environment import set_environment
@@ -43,7 +45,6 @@ from server.store.named_state import NamedState, tuned_state
 
 #: What requests call the state that is merged into a model's file.
 MERGED_STATE = "tuned"
-DEFAULT_STATE_MEMORY_BYTES = 512 << 20
 
 
 class ModelBuilder:
@@ -60,7 +61,8 @@ class ModelBuilder:
     def read(self, source: ModelSource) -> Checkpoint:
         """The checkpoint at ``source``. Raises `ModelBroken`."""
         try:
-            return load_model(source.source, source.tokenizer, source.lora)
+            checkpoint = load_model(source.source, source.tokenizer, source.lora)
+            return bounded(checkpoint, *_room(self._config))
         except (CheckpointError, ConfigError, TokenizerError, OSError) as error:
             raise ModelBroken(str(error)) from error
 
@@ -153,6 +155,11 @@ def build_models(
     return Models(versions, config.continue_on_start), builder
 
 
+def _room(config: ServerConfig) -> tuple[Bound, int | None, int | None]:
+    bound = Bound(config.context, config.past)
+    return bound, config.state_memory, config.max_sessions
+
+
 def load_model(
     source: str | None, tokenizer: Path | None = None, lora: Lora = NO_LORA
 ) -> Checkpoint:
@@ -204,7 +211,7 @@ def _num_sessions(source: str, checkpoint: Checkpoint, config: ServerConfig) -> 
         state_bytes = StateLayout.of(checkpoint.config).num_bytes
     except ConfigError as error:
         raise ModelBroken(f"{source}: {error}") from error
-    memory = config.state_memory or DEFAULT_STATE_MEMORY_BYTES
+    memory = config.state_memory or state_memory(checkpoint.config)
     num_sessions = config.max_sessions or memory // state_bytes
     if num_sessions < 1:
         raise ModelBroken(f"--state-memory: one session takes {state_bytes} bytes")
@@ -223,6 +230,10 @@ def _model_info(
         parameters=num_parameters(checkpoint.config),
         vocab_size=backend.config.vocab_size,
         state_bytes_per_session=layout.num_bytes,
+        fixed_state_bytes=layout.fixed_bytes,
+        state_bytes_per_token=layout.group_bytes // POSITION_BLOCK,
+        context=checkpoint.config.context,
+        past=checkpoint.config.past if checkpoint.config.context else None,
         kv_cache_bytes_per_token=kv_cache_bytes_per_token(checkpoint.config),
         max_sessions=num_sessions,
         state=state_tensors(layout),

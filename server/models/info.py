@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from model.state import StateLayout
@@ -22,17 +23,11 @@ class StateTensorInfo:
 
 
 def state_tensors(layout: StateLayout) -> tuple[StateTensorInfo, ...]:
-    """What a session's state consists of, in the order of the first layer."""
-    first = (field for field in layout.fields if field.layer == 0)
+    """What a session's state consists of, in the order of the layers."""
+    layers = Counter((field.name, field.spec) for field in layout.fields)
     return tuple(
-        StateTensorInfo(
-            field.name,
-            field.spec.shape,
-            field.spec.dtype,
-            layout.num_layers,
-            field.spec.num_bytes * layout.num_layers,
-        )
-        for field in first
+        StateTensorInfo(name, spec.shape, spec.dtype, count, spec.num_bytes * count)
+        for (name, spec), count in layers.items()
     )
 
 
@@ -40,6 +35,9 @@ def state_tensors(layout: StateLayout) -> tuple[StateTensorInfo, ...]:
 class ModelInfo:
     """One entry of `/v1/models`.
 
+    A session has ``fixed_state_bytes``, and where the model has attention layers
+    ``state_bytes_per_token`` more for each of the ``context`` positions that these keep, 0 where
+    there are none; ``past`` says what happens at that bound, None where there is none.
     ``kv_cache_bytes_per_token`` is what a softmax model of the same shape would
     cache for every token, in 16 bits: see `model.state.kv_cache_bytes_per_token`.
     ``created_s`` is a Unix time, ``bos_token_id`` begins every text,
@@ -53,6 +51,10 @@ class ModelInfo:
     parameters: int
     vocab_size: int
     state_bytes_per_session: int
+    fixed_state_bytes: int
+    state_bytes_per_token: int
+    context: int
+    past: str | None
     kv_cache_bytes_per_token: int
     max_sessions: int
     state: tuple[StateTensorInfo, ...]

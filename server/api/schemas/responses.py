@@ -167,6 +167,10 @@ class ModelDetails(TypedDict):
     """
 
     state_bytes_per_session: int
+    fixed_state_bytes: int
+    state_bytes_per_token: int
+    context: int
+    past: Literal["stop", "slide"] | None
     kv_cache_bytes_per_token: int
     max_sessions: int
     state: list[StateTensor]
