@@ -50,7 +50,7 @@ MODEL_LAYERS = (
     *("convert", "training", "export", "quantization", "bounds", "checkpoint", "hub", "foreign"),
     *("command_line", "native", "lm", "block", "config", "checkpoint_files", "weights"),
     "state_tensors",
-    *("state", "attention", "architectures", "evaluation", "tokenizer", "tokenization", "chat"),
+    *("state", "attention", "evaluation", "architectures", "tokenizer", "tokenization", "chat"),
     *("ops", "memory", "bundled_models", "tensor_spec", "files"),
 )
 
