@@ -14,6 +14,7 @@ import torch
 from model.architectures import Config
 from model.architectures.decoder import Decoder
 from model.architectures.lfm2.config import Lfm2Config
+from model.architectures.mamba2.config import Mamba2Config
 from model.architectures.network import Network, network_class
 from model.architectures.qwen35.config import Qwen35Config
 from model.architectures.rwkv7.config import Rwkv7Config
@@ -52,7 +53,7 @@ def tiny_tokenizer() -> Tokenizer:
 
 
 #: What `tiny_checkpoint` takes for a mechanism of our own block, and is another architecture.
-ARCHITECTURES = ("rwkv7",)
+ARCHITECTURES = ("rwkv7", "mamba2")
 #: The same of those whose state has a bounded past, and what that is: families, and one of them
 #: under a bound that a test reaches soon.
 BOUNDED = {
@@ -91,6 +92,16 @@ def _tiny_config(attention: str) -> Config:
             rate_rank=8,
             value_rank=4,
             gate_rank=12,
+        )
+    if attention == "mamba2":
+        return Mamba2Config(
+            vocab_size=vocab_size,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            head_dim=16,
+            state_size=12,
+            num_groups=2,
         )
     if attention in BOUNDED:
         return _tiny_hybrid(attention, vocab_size)

@@ -76,6 +76,12 @@ ARCHITECTURES: dict[str, Architecture] = {
         network=("model.architectures.lfm2.network", "Lfm2"),
         native=("model.native.options", "lfm2_options"),
     ),
+    "everstream-mamba2": Architecture(
+        name="mamba2",
+        config=("model.architectures.mamba2.config", "Mamba2Config"),
+        network=("model.architectures.mamba2.network", "Mamba2"),
+        native=("model.native.options", "mamba2_options"),
+    ),
 }
 
 

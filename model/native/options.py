@@ -10,6 +10,7 @@ from model.architectures.bounded import SINKS
 from model.architectures.config import Config
 from model.architectures.hybrid import HybridConfig
 from model.architectures.lfm2.config import Lfm2Config
+from model.architectures.mamba2.config import Mamba2Config
 from model.architectures.qwen35.config import Qwen35Config
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.attention import spec_of
@@ -81,6 +82,19 @@ def _hybrid_options(config: HybridConfig, layout: StateLayout) -> Options:
         "slides": config.past == "slide",
         "group_bytes": layout.group_bytes,
         "conv_size": config.conv_size,
+        "eps": config.norm_eps,
+        "state_bytes": layout.num_bytes,
+    }
+
+
+def mamba2_options(config: Mamba2Config, layout: StateLayout) -> Options:
+    """Of `model.architectures.mamba2`."""
+    return {
+        "family": "mamba2",
+        "num_layers": config.num_hidden_layers,
+        "num_heads": config.num_attention_heads,
+        "head_dim": config.head_dim,
+        **config.attention_options,
         "eps": config.norm_eps,
         "state_bytes": layout.num_bytes,
     }

@@ -92,17 +92,19 @@ def train_command(
         int, typer.Option(help="Number of ids of a tokenizer trained by this run.")
     ] = 4096,
     architecture: Annotated[
-        str, typer.Option(help="Architecture: everstream or rwkv7.")
+        str, typer.Option(help="Architecture: everstream, rwkv7 or mamba2.")
     ] = "everstream",
     attention: Annotated[
         str | None,
         typer.Option(
-            help="Attention mechanism of docs/mechanisms.md; default: delta, for rwkv7 its own."
+            help="Attention mechanism of docs/mechanisms.md; default: delta. Only for everstream."
         ),
     ] = None,
     attention_options: Annotated[
         str | None,
-        typer.Option(help="Options of the mechanism, as a JSON object; for rwkv7 the ranks."),
+        typer.Option(
+            help="Options of the mechanism, as a JSON object; for rwkv7 ranks, for mamba2 sizes."
+        ),
     ] = None,
     hidden_size: Annotated[int, typer.Option(help="Width of the model.")] = 256,
     layers: Annotated[int, typer.Option(help="Number of blocks.")] = 6,

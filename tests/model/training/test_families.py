@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from model.architectures.config import Config
+from model.architectures.mamba2.config import Mamba2Config
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.checkpoint import load_checkpoint
 from model.tokenizer import Tokenizer
@@ -45,17 +47,34 @@ def rwkv7(tokenizer: Tokenizer) -> Rwkv7Config:
     return Rwkv7Config.for_training(tokenizer.vocab_size, tokenizer.eos_token_id, sizes)
 
 
+@pytest.fixture
+def mamba2(tokenizer: Tokenizer) -> Mamba2Config:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "head_dim": 8}
+    options = {"attention_options": {"state_size": 12}}
+    return Mamba2Config.for_training(
+        tokenizer.vocab_size, tokenizer.eos_token_id, {**sizes, **options}
+    )
+
+
+@pytest.fixture
+def family(request: pytest.FixtureRequest) -> Config:
+    """A config by the name of its fixture."""
+    found: Config = request.getfixturevalue(request.param)
+    return found
+
+
 @pytest.mark.parametrize(
     ("optimizer", "precision"), [("muon", "float32"), ("adamw", "float32"), ("muon", "bfloat16")]
 )
+@pytest.mark.parametrize("family", ["rwkv7", "mamba2"], indirect=True)
 def test_stopped_run_resumes_bit_for_bit(
-    optimizer: str, precision: str, config: TrainConfig, rwkv7: Rwkv7Config, tokenizer: Tokenizer
+    optimizer: str, precision: str, config: TrainConfig, family: Config, tokenizer: Tokenizer
 ) -> None:
     config = dataclasses.replace(config, optimizer=optimizer, precision=precision)
-    train(config, rwkv7, tokenizer)
+    train(config, family, tokenizer)
     other = elsewhere(config, "other")
-    train(dataclasses.replace(other, stop_at_step=3), rwkv7, tokenizer)
-    train(other, rwkv7, tokenizer)
+    train(dataclasses.replace(other, stop_at_step=3), family, tokenizer)
+    train(other, family, tokenizer)
     assert_same_run(config.out, other.out)
 
 
@@ -77,12 +96,11 @@ def test_run_learns_carries_its_state_samples_and_leaves_the_best_model(
     assert checkpoint.config == rwkv7
 
 
-def test_every_weight_is_trained(
-    config: TrainConfig, rwkv7: Rwkv7Config, tokenizer: Tokenizer
-) -> None:
-    train(dataclasses.replace(config, stop_at_step=1), rwkv7, tokenizer)
+@pytest.mark.parametrize("family", ["rwkv7", "mamba2"], indirect=True)
+def test_every_weight_is_trained(config: TrainConfig, family: Config, tokenizer: Tokenizer) -> None:
+    train(dataclasses.replace(config, stop_at_step=1), family, tokenizer)
     early = tensors(config.out)
-    train(config, rwkv7, tokenizer)
+    train(config, family, tokenizer)
     for name, tensor in tensors(config.out).items():
         if name.startswith("model.") and "embedding.weight" not in name:
             assert (tensor != early[name]).any(), name
@@ -100,6 +118,15 @@ def test_command_trains_and_a_second_run_starts_from_its_model(
     assert (config["gate_rank"], config["intermediate_size"]) == (12, 64)
     everstream("train", *options, "--init-from", first / "model", "--out", second)
     assert json.loads((second / "model" / "config.json").read_text(encoding="utf-8")) == config
+
+
+def test_command_trains_a_mamba2(corpus: Path, tmp_path: Path) -> None:
+    sizes = "--architecture mamba2 --hidden-size 16 --head-dim 8"
+    options = ["--attention-options", '{"state_size": 12}', "--out", tmp_path / "run"]
+    everstream("train", "--data", corpus, *RUN.split(), *sizes.split(), *options)
+    config = load_checkpoint(tmp_path / "run" / "model").config
+    assert isinstance(config, Mamba2Config)
+    assert (config.num_attention_heads, config.head_dim, config.state_size) == (4, 8, 12)
 
 
 def write_vocabulary(path: Path) -> Path:
@@ -138,7 +165,7 @@ def test_rwkv_vocabulary_is_a_tokenizer_to_train_with(corpus: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("--architecture gru", "architecture must be everstream or rwkv7, not 'gru'"),
+        ("--architecture gru", "architecture must be everstream or rwkv7 or "),
         (
             "--architecture rwkv7 --heads 3",
             "num_attention_heads is hidden_size / head_dim = 4, not 3",

@@ -34,10 +34,12 @@ inline float inverse_length(const float* x, int n) {
     return float(1.0 / std::sqrt(double(sum_of_squares(x, n)) + 1e-6));
 }
 
+// log(1 + e^a)
+inline double softplus(double a) { return a > 20.0 ? a : std::log1p(std::exp(a)); }
+
 // expm1 of the log decay rate * log(1 + e^a); the rate is not positive.
 inline float softplus_decay(double a, float rate) {
-    const double softplus = a > 20.0 ? a : std::log1p(std::exp(a));
-    return float(std::expm1(double(rate) * softplus));
+    return float(std::expm1(double(rate) * softplus(a)));
 }
 
 // The cosines and sines of a position, [half] each.
@@ -58,10 +60,13 @@ inline void rotate(float* x, const float* cos, const float* sin, int half) {
     }
 }
 
-// One vector of channels: sum_i w_i x_{t - W + 1 + i}, and the ring moves on by one.
+// One vector of channels: bias + sum_i w_i x_{t - W + 1 + i}, and the ring moves on by one.
 template <class V, class Load, class Store>
-inline V convolve_channels(int W, size_t width, const float* w, float* ring, V x, Load load, Store store) {
+inline V convolve_channels(
+    int W, size_t width, const float* w, const float* bias, float* ring, V x, Load load,
+    Store store) {
     V sum = x * load(w + size_t(W - 1) * width);
+    if (bias) sum = sum + load(bias);
     for (int i = 0; i + 1 < W; i++, ring += width, w += width) {
         const V old = load(ring);
         sum = fma(load(w), old, sum);
@@ -73,20 +78,21 @@ inline V convolve_channels(int W, size_t width, const float* w, float* ring, V x
 
 // A causal convolution of each of n channels over the last `size` tokens, of which `act` is taken.
 // `w` is [size][width] and `ring` [size - 1][width], the inputs before `in`; all begin at the first
-// channel. `out` may be `in`.
+// channel, as does `bias`, which may be null. `out` may be `in`.
 template <class Act>
 inline void convolve(
-    const float* w, float* ring, const float* in, int size, size_t width, int n, float* out, Act act) {
+    const float* w, float* ring, const float* in, int size, size_t width, int n, float* out, Act act,
+    const float* bias = nullptr) {
     int j = 0;
     for (; j + F::W <= n; j += F::W)
         act(convolve_channels(
-                size, width, w + j, ring + j, F::load(in + j),
+                size, width, w + j, bias ? bias + j : nullptr, ring + j, F::load(in + j),
                 [](const float* p) { return F::load(p); }, [](float* p, F v) { v.store(p); }))
             .store(out + j);
     for (; j < n; j++) {  // the same on one lane
         float lane[F::W];
         act(convolve_channels(
-                size, width, w + j, ring + j, F::set(in[j]),
+                size, width, w + j, bias ? bias + j : nullptr, ring + j, F::set(in[j]),
                 [](const float* p) { return F::set(*p); },
                 [&lane](float* p, F v) {
                     v.store(lane);
@@ -97,8 +103,9 @@ inline void convolve(
     }
 }
 inline void convolve_silu(
-    const float* w, float* ring, const float* in, int size, size_t width, int n, float* out) {
-    convolve(w, ring, in, size, width, n, out, [](F sum) { return silu(sum); });
+    const float* w, float* ring, const float* in, int size, size_t width, int n, float* out,
+    const float* bias = nullptr) {
+    convolve(w, ring, in, size, width, n, out, [](F sum) { return silu(sum); }, bias);
 }
 
 }  // namespace EVERSTREAM_LEVEL

@@ -1,0 +1,108 @@
+"""Mamba models drawn at random: ours, and the same one in `transformers`."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import transformers
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from model.architectures.mamba2.config import Mamba2Config
+
+Weights = dict[str, npt.NDArray[np.float32]]
+Published = dict[str, Tensor]
+
+#: "head" has the sizes of a published head, "grouped" two groups and a head of its own.
+SHAPES = {
+    "odd": Mamba2Config(97, 23, 3, num_attention_heads=2, head_dim=23, state_size=13, conv_size=3),
+    "head": Mamba2Config(301, 64, 2, num_attention_heads=2, head_dim=64, state_size=128),
+    "grouped": Mamba2Config(
+        257, 32, 4, num_attention_heads=8, head_dim=8, state_size=16, num_groups=2, tied=False
+    ),
+}
+
+#: Our names -> those of `transformers`, outside of the blocks and in one.
+ENDS = {
+    "embedding.weight": "backbone.embeddings.weight",
+    "norm.weight": "backbone.norm_f.weight",
+    "head.weight": "lm_head.weight",
+}
+IN_BLOCK = {
+    "mixer_norm.weight": "norm.weight",
+    "mixer.in.weight": "mixer.in_proj.weight",
+    "mixer.conv": "mixer.conv1d.weight",
+    "mixer.conv_bias": "mixer.conv1d.bias",
+    "mixer.out.weight": "mixer.out_proj.weight",
+}
+
+
+@cache
+def drawn(name: str, seed: int = 0) -> Weights:
+    """Weights of every kind for `SHAPES`, none zero, with the decays of a trained model."""
+    generator = torch.Generator().manual_seed(seed)
+    weights: Weights = {}
+    for key, shape in SHAPES[name].weight_shapes().items():
+        noise = torch.randn(shape, generator=generator)
+        if key.endswith("A_log"):
+            tensor = (1 + 15 * torch.rand(shape, generator=generator)).log()
+        elif key.endswith("dt_bias"):
+            tensor = -4 + noise
+        elif key.endswith(("norm.weight", ".D")):
+            tensor = 1 + 0.2 * noise
+        elif key == "embedding.weight" or key.endswith("conv_bias"):
+            tensor = 0.5 * noise
+        else:
+            tensor = noise * shape[-1] ** -0.5
+        weights[key] = tensor.numpy()
+    return weights
+
+
+def published(weights: Weights) -> Published:
+    """``weights`` by the names, and with the axes, of `transformers`."""
+    found: Published = {}
+    for name, array in weights.items():
+        tensor = torch.from_numpy(array.copy())
+        if name in ENDS:
+            found[ENDS[name]] = tensor
+            continue
+        _, layer, rest = name.split(".", 2)
+        if rest == "mixer.conv":
+            tensor = tensor.unsqueeze(1)
+        found[f"backbone.layers.{layer}.{IN_BLOCK.get(rest, rest)}"] = tensor
+    return found
+
+
+def theirs_of(config: Mamba2Config, weights: Weights) -> PreTrainedModel:
+    """The model in `transformers`, in evaluation mode and frozen."""
+    inner = config.inner_size
+    settings = transformers.Mamba2Config(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_hidden_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        head_dim=config.head_dim,
+        state_size=config.state_size,
+        n_groups=config.num_groups,
+        conv_kernel=config.conv_size,
+        expand=inner // config.hidden_size,
+        tie_word_embeddings=config.tied,
+        bos_token_id=config.bos_token_id,
+        eos_token_id=config.eos_token_id,
+        pad_token_id=0,
+        chunk_size=16,
+    )
+    model = transformers.Mamba2ForCausalLM(settings)
+    missing, unknown = model.load_state_dict(published(weights), strict=False)
+    assert not unknown and set(missing) <= {"lm_head.weight"}, (missing, unknown)
+    model.tie_weights()
+    return model.eval().requires_grad_(False)  # type: ignore[no-any-return]
+
+
+@cache
+def theirs(name: str) -> PreTrainedModel:
+    """Of `drawn`."""
+    return theirs_of(SHAPES[name], drawn(name))
