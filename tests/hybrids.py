@@ -148,6 +148,18 @@ HYBRIDS = {
         key_head_dim=32,
         value_head_dim=32,
     ),
+    "qwen35-triple": qwen35(
+        vocab_size=330,
+        hidden_size=32,
+        intermediate_size=64,
+        head_dim=64,
+        rotary_dim=16,
+        num_key_heads=2,
+        num_value_heads=6,
+        key_head_dim=16,
+        value_head_dim=16,
+        tied=False,
+    ),
     "lfm2-odd": lfm2(),
     "lfm2-untied": lfm2(tied=False, conv_size=4, attention_layers=(0, 3), norm_eps=1e-6),
     "lfm2-wide": lfm2(

@@ -36,19 +36,37 @@ READERS: dict[str, tuple[str, str]] = {
     "rwkv7_native": ("model.foreign.rwkv7", "read_rwkv7"),
     "rwkv7_hf_adapter": ("model.foreign.rwkv7", "read_rwkv7"),
     "rwkv": ("model.foreign.rwkv7", "read_rwkv7"),  # if `refuse_config` lets it pass
+    "qwen3_5": ("model.foreign.qwen35", "read_qwen35"),
+    "qwen3_5_text": ("model.foreign.qwen35", "read_qwen35"),
+    "lfm2": ("model.foreign.lfm2", "read_lfm2"),
 }
 
+#: The functions that look at no tensor's numbers but those of a head that is also the embedding.
+_BY_SHAPES = ("read_rwkv7", "read_qwen35", "read_lfm2")
+
 #: ``general.architecture`` of GGUF -> (module, function).
-GGUF_READERS = {"rwkv7": ("model.foreign.rwkv7_gguf", "read_gguf")}
+GGUF_READERS = {
+    "rwkv7": ("model.foreign.rwkv7_gguf", "read_gguf"),
+    "qwen35": ("model.foreign.qwen35_gguf", "read_gguf"),
+    "lfm2": ("model.foreign.lfm2_gguf", "read_gguf"),
+}
+#: Those whose attention has a bounded past.
+WITH_ATTENTION = ("qwen35", "lfm2")
 
 #: Families that people will try, by why they cannot be served: their names in config.json and GGUF.
 REFUSED: dict[str, tuple[str, ...]] = {
     GROWS: (
-        *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "kimi_linear", "falcon_h1"),
+        *("qwen3_next", "kimi_linear", "falcon_h1"),
         *("minimax", "minimax_text_01", "granitemoehybrid", "nemotron_h", "jamba", "bamba"),
-        *("lfm2", "lfm2_moe", "plamo2", "zamba", "zamba2"),
-        *("qwen3next", "qwen35", "qwen35moe", "kimi-linear", "kimi-k3", "falcon-h1"),
-        *("granitehybrid", "nemotron_h_moe", "minimax-01", "lfm2moe"),
+        *("plamo2", "zamba", "zamba2"),
+        *("qwen3next", "kimi-linear", "kimi-k3", "falcon-h1"),
+        *("granitehybrid", "nemotron_h_moe", "minimax-01"),
+    ),
+    "only the dense ones of this family are": (
+        *("qwen3_5_moe", "qwen3_5_moe_text", "qwen35moe", "lfm2_moe", "lfm2moe"),
+    ),
+    "of this family only LFM2 and LFM2.5 that read text are": (
+        *("lfm2_vl", "lfm2-vl", "lfm2_audio", "lfm3", "lfm3_moe"),
     ),
     "of this family only RWKV-7 is": (
         *("rwkv4", "rwkv5", "rwkv6", "rwkv6qwen2", "arwkv7", "rwkv7qwen2", "rwkv_hybrid"),
@@ -86,7 +104,7 @@ def read_gguf(file: GgufFile, name: str) -> tuple[Config, StoredWeights]:
     if not isinstance(family, str):
         raise ConfigError(f"{name}: general.architecture is missing, or no string")
     refuse_unsupported(family, name)
-    for tensor in file:
+    for tensor in file if family not in WITH_ATTENTION else ():
         if re.search(r"\.attn_(q|k|v|qkv)\.", tensor):
             raise ConfigError(f"{name}: {family!r:.80} models are not supported: {GROWS}")
     if family not in GGUF_READERS:
@@ -106,7 +124,7 @@ def is_foreign(model_type: object) -> bool:
 
 def needs_no_numbers(model_type: str) -> bool:
     """Whether the reader for ``model_type`` reads the tensors' shapes alone."""
-    return READERS[model_type][1] == "read_rwkv7"
+    return READERS[model_type][1] in _BY_SHAPES
 
 
 def read(

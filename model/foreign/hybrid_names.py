@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from model.architectures.hybrid import HybridConfig
+from model.files import ConfigError
+from model.foreign.config import ForeignConfig
 from model.foreign.renamed import Part
+from model.weights import Array, CheckpointError, StoredWeights, Weights, shape_in
+
+#: Read at a time where a large tensor is looked through.
+_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -41,3 +49,50 @@ class HybridNames:
 def weight(key: str, form: str = "same") -> Part:
     """The tensor ``key.weight``."""
     return Part((f"{key}.weight",), form)
+
+
+def attention_layers(
+    source: ForeignConfig, num_layers: int, kinds: tuple[str, str], interval: int
+) -> tuple[int, ...]:
+    """Indices of the layers of the second of ``kinds`` in ``layer_types``.
+
+    Where there is no such field every ``interval``-th layer is one. Raises `ConfigError`.
+    """
+    found = source.anything("layer_types")
+    if found is None:
+        return tuple(range(interval - 1, num_layers, interval))
+    if not isinstance(found, list) or any(kind not in kinds for kind in found):
+        names = " and ".join(map(repr, kinds))
+        raise ConfigError(
+            f"{source.family}: layer_types must be a list of {names}, not {found!r:.200}"
+        )
+    if len(found) != num_layers:
+        raise ConfigError(f"{source.family}: layer_types has {len(found)} of {num_layers} layers")
+    return tuple(layer for layer, kind in enumerate(found) if kind == kinds[1])
+
+
+def refuse_other_head(
+    files: Weights, config: HybridConfig, names: HybridNames, name: str
+) -> set[str]:
+    """The key of the head that a tied model's files may hold, as some hold the embedding twice.
+
+    Raises `CheckpointError` where it is not the embedding.
+    """
+    (head,), (embedding,) = (names.ends[f"{key}.weight"].keys for key in ("head", "embedding"))
+    if not config.tied or head not in files or embedding not in files:
+        return set()
+    same = shape_in(files, head) == shape_in(files, embedding)
+    for begin in range(0, config.vocab_size if same else 0, _ROWS):
+        one, other = (_rows(files, key, begin, begin + _ROWS) for key in (head, embedding))
+        same = same and np.array_equal(one, other)
+    if not same:
+        raise CheckpointError(
+            f"{name}: {head} is not the embedding, though tie_word_embeddings is true"
+        )
+    return {head}
+
+
+def _rows(files: Weights, key: str, begin: int, end: int) -> Array:
+    if isinstance(files, StoredWeights):
+        return files.rows(key, begin, end)
+    return files[key][begin:end]

@@ -30,3 +30,28 @@ FOLDER = HybridNames(
         "out.weight": weight("conv.out_proj"),
     },
 )
+
+GGUF = HybridNames(
+    ends={
+        "embedding.weight": weight("token_embd"),
+        "norm.weight": weight("token_embd_norm"),
+        "head.weight": weight("output"),
+    },
+    block="blk.{}",
+    both={
+        "mixer_norm.weight": weight("attn_norm"),
+        "mlp_norm.weight": weight("ffn_norm"),
+        **{f"mlp.{name}.weight": weight(f"ffn_{name}") for name in ("gate", "up", "down")},
+    },
+    attention={
+        **{f"{name}.weight": weight(f"attn_{name}") for name in "qkv"},
+        "out.weight": weight("attn_output"),
+        "q_norm.weight": weight("attn_q_norm"),
+        "k_norm.weight": weight("attn_k_norm"),
+    },
+    other={
+        "in.weight": weight("shortconv.in_proj"),
+        "conv": weight("shortconv.conv", "squeezed"),
+        "out.weight": weight("shortconv.out_proj"),
+    },
+)

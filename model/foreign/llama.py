@@ -7,11 +7,10 @@ state per head of queries anyway.
 
 from __future__ import annotations
 
-from typing import Any
-
 from model.config import ModelConfig
 from model.files import ConfigError
 from model.foreign.config import ForeignConfig
+from model.foreign.rotary import read_rotary
 from model.foreign.weights import Weights
 from model.weights import Array
 
@@ -66,32 +65,10 @@ def _config(source: ForeignConfig) -> ModelConfig:
         head_dim=source.integer("head_dim", width // heads),
         intermediate_size=source.integer("intermediate_size"),
         attention="softmax",
-        attention_options={"rope_theta": _rope_theta(source)},
+        attention_options={"rope_theta": read_rotary(source, 10_000.0).theta},
         rms_norm_eps=source.number("rms_norm_eps", 1e-6),
         tie_word_embeddings=source.boolean("tie_word_embeddings", False),
         bos_token_id=source.special_id("bos_token_id", vocab_size),
         eos_token_id=source.special_id("eos_token_id", vocab_size),
         attention_bias=source.boolean("attention_bias", False),
     )
-
-
-def _rope_theta(source: ForeignConfig) -> float:
-    """The base of the rotation, of which the scaled kinds are refused by name.
-
-    Older files hold it next to ``rope_scaling``, newer ones inside ``rope_parameters``.
-    """
-    theta: Any = source.number("rope_theta", 10_000.0)
-    for field in ("rope_scaling", "rope_parameters"):
-        values = source.anything(field)
-        if values is None:
-            continue
-        if not isinstance(values, dict):
-            raise ConfigError(f"llama: {field} must be an object, not {values!r}")
-        kind = values.get("rope_type", values.get("type", "default"))
-        if kind != "default":
-            raise ConfigError(f"llama: {field} of type {kind!r} is not supported, only 'default'")
-        unknown = sorted(values.keys() - {"rope_type", "type", "rope_theta"})
-        if unknown:
-            raise ConfigError(f"llama: unknown field {field}.{unknown[0]}")
-        theta = values.get("rope_theta", theta)
-    return source.as_number("rope_theta", theta)

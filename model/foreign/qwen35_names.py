@@ -41,3 +41,36 @@ def folder_names(prefix: str) -> HybridNames:
             "out.weight": weight("linear_attn.out_proj"),
         },
     )
+
+
+#: Of GGUF, where all norms are what the model multiplies with.
+GGUF = HybridNames(
+    ends={
+        "embedding.weight": weight("token_embd"),
+        "norm.weight": weight("output_norm"),
+        "head.weight": weight("output"),
+    },
+    block="blk.{}",
+    both={
+        "mixer_norm.weight": weight("attn_norm"),
+        "mlp_norm.weight": weight("post_attention_norm"),
+        **{f"mlp.{name}.weight": weight(f"ffn_{name}") for name in ("gate", "up", "down")},
+    },
+    attention={
+        **{f"{name}.weight": weight(f"attn_{name}") for name in "qkv"},
+        "out.weight": weight("attn_output"),
+        "q_norm.weight": weight("attn_q_norm"),
+        "k_norm.weight": weight("attn_k_norm"),
+    },
+    other={
+        "qkv.weight": weight("attn_qkv"),
+        "z.weight": weight("attn_gate"),
+        "b.weight": weight("ssm_beta"),
+        "a.weight": weight("ssm_alpha"),
+        "conv": weight("ssm_conv1d"),
+        "A_log": Part(("ssm_a",), "log_negative"),
+        "dt_bias": Part(("ssm_dt.bias",)),
+        "norm.weight": weight("ssm_norm"),
+        "out.weight": weight("ssm_out"),
+    },
+)

@@ -24,6 +24,10 @@ class Part:
     form: str = "same"
 
 
+#: Forms of which some rows are those of the file's.
+_BY_ROWS = ("same", "squeezed", "column", "plus_one", "log_negative")
+
+
 class Renamed(StoredWeights):
     """The tensors of ``files`` by our names."""
 
@@ -37,8 +41,9 @@ class Renamed(StoredWeights):
 
     def rows(self, name: str, begin: int, end: int | None) -> Array:
         part = self._parts[name]
-        if isinstance(self._files, StoredWeights) and part.form == "same" and len(part.keys) == 1:
-            return self._files.rows(part.keys[0], begin, end)
+        is_by_rows = part.form in _BY_ROWS and len(part.keys) == 1
+        if isinstance(self._files, StoredWeights) and is_by_rows:
+            return _formed(self._files.rows(part.keys[0], begin, end), part.form)
         return self[name][begin:end]
 
     def release(self) -> None:

@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 CODE = """
 import json, sys
@@ -16,9 +17,10 @@ import xllamacpp
 path, prompt, count, out = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 params = xllamacpp.CommonParams()
 params.model.path, params.n_ctx, params.n_parallel, params.warmup = path, 1024, 1, False
+params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
 params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
 asked = {"prompt": prompt, "n_predict": count, "temperature": 0, "ignore_eos": True}
-asked |= {"return_tokens": True, "verbose": True}
+asked |= {"return_tokens": True, "verbose": True, "n_probs": int(sys.argv[5])}
 answer = xllamacpp.Server(params).handle_completions(asked)
 with open(out, "w") as file:
     json.dump(answer, file)
@@ -27,11 +29,30 @@ with open(out, "w") as file:
 
 def run_llama(file: Path, prompt: list[int], num_tokens: int) -> list[int]:
     """``num_tokens`` greedy tokens after ``prompt``."""
+    tokens: list[int] = _run(file, prompt, num_tokens, 0)["__verbose"]["tokens"]
+    return tokens
+
+
+def llama_logprobs(
+    file: Path, prompt: list[int], num_tokens: int, vocab_size: int
+) -> tuple[list[int], list[list[float]]]:
+    """The same, and before each of them the logarithm of every id's probability."""
+    answer = _run(file, prompt, num_tokens, vocab_size)["__verbose"]
+    rows = []
+    for place in answer["completion_probabilities"]:
+        row = [float("nan")] * vocab_size
+        for found in place["top_logprobs"]:
+            row[found["id"]] = found["logprob"]
+        rows.append(row)
+    return answer["tokens"], rows
+
+
+def _run(file: Path, prompt: list[int], num_tokens: int, num_probs: int) -> dict[str, Any]:
     out = file.with_suffix(".json")
-    arguments = [str(file), json.dumps(prompt), str(num_tokens), str(out)]
+    arguments = [str(file), json.dumps(prompt), str(num_tokens), str(out), str(num_probs)]
     done = subprocess.run(
         [sys.executable, "-c", CODE, *arguments], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    tokens: list[int] = json.loads(out.read_text(encoding="utf-8"))["__verbose"]["tokens"]
-    return tokens
+    answer: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return answer

@@ -1,0 +1,130 @@
+"""Qwen3.5 and Qwen3.6 in their Hugging Face layouts, dense, of which the text model is read.
+
+Published folders are multimodal (``qwen3_5``): their text model's config is ``text_config``, and
+its keys have a prefix of their own. What sees images and what predicts several tokens
+(``mtp``) is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from model.architectures.qwen35.config import Qwen35Config
+from model.files import ConfigError
+from model.foreign.config import ForeignConfig
+from model.foreign.hybrid_names import attention_layers, refuse_other_head
+from model.foreign.qwen35_names import folder_names
+from model.foreign.renamed import Part, Renamed
+from model.foreign.rotary import read_rotary
+from model.foreign.weights import Weights
+from model.weights import Array, CheckpointError, file_name, shape_in
+
+#: Of the multimodal config: what concerns images, and hints for other servers.
+HARMLESS = (
+    *("vision_config", "image_token_id", "video_token_id", "vision_start_token_id"),
+    *("vision_end_token_id", "language_model_only", "bos_token_id", "eos_token_id"),
+)
+#: Of the text's: training, prediction of several tokens, and the state's dtype of other kernels.
+TEXT_HARMLESS = (
+    *("attention_dropout", "mamba_ssm_dtype", "mtp_num_hidden_layers"),
+    *("mtp_use_dedicated_embeddings", "router_aux_loss_coef", "output_router_logits"),
+)
+#: What divides positions among axes of an image; those of text are the same on each.
+AXES = frozenset({"mrope_section", "mrope_interleaved"})
+
+KINDS = ("linear_attention", "full_attention")
+#: Keys of the text model in multimodal folders, and in those of text alone.
+PREFIXES = ("model.language_model.", "model.")
+UNUSED = re.compile(r"(model\.visual\.|visual\.|mtp\.).*")
+
+
+def read_qwen35(source: ForeignConfig, weights: Weights) -> tuple[Qwen35Config, Renamed]:
+    """See the module's docstring."""
+    files = weights.take_all()
+    file = file_name(files)
+    config = _config(_text_config(source))
+    prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in files), PREFIXES[1])
+    names = folder_names(prefix)
+    parts = names.parts_of(config)
+    _refuse_converted(files, parts, config, file)
+    unused = {key for key in files if UNUSED.fullmatch(key)}
+    ours = Renamed(files, parts)
+    ours.check(file, config.weight_shapes(), unused | refuse_other_head(files, config, names, file))
+    return config, ours
+
+
+def _refuse_converted(
+    files: Mapping[str, Array], parts: Mapping[str, Part], config: Qwen35Config, name: str
+) -> None:
+    """Raises `CheckpointError` for files of MLX, whose norms are stored as they are."""
+    keys = [part.keys[0] for ours, part in parts.items() if ours.endswith(".conv")]
+    for key in keys:
+        shape = shape_in(files, key) if key in files else ()
+        if len(shape) == 3 and shape[2] == 1 < config.conv_size:
+            raise CheckpointError(
+                f"{name}: {key} is {list(shape)}, as files converted for MLX have it, which are"
+                " not supported: use the original"
+            )
+
+
+def _text_config(source: ForeignConfig) -> ForeignConfig:
+    """The fields of the text model, with the ends of text that the whole config has."""
+    if source.family != "qwen3_5":
+        return source
+    values: Any = source.anything("text_config")
+    if not isinstance(values, dict):
+        raise ConfigError(f"{source.family}: text_config must be an object, not {values!r:.80}")
+    kind = values.get("model_type", "qwen3_5_text")
+    if kind != "qwen3_5_text":
+        raise ConfigError(
+            f"{source.family}: text_config.model_type {kind!r:.80} is not supported,"
+            " only 'qwen3_5_text'"
+        )
+    values = {"tie_word_embeddings": False, **values, "model_type": "qwen3_5_text"}
+    tied = source.boolean("tie_word_embeddings", values["tie_word_embeddings"])
+    if tied != values["tie_word_embeddings"]:
+        raise ConfigError(f"{source.family}: tie_word_embeddings is {tied}, text_config's is not")
+    for name in ("bos_token_id", "eos_token_id"):
+        if values.get(name) is None:
+            values[name] = source.anything(name)
+    source.ignore(*HARMLESS)
+    source.refuse_unknown()
+    return ForeignConfig(values)
+
+
+def _config(source: ForeignConfig) -> Qwen35Config:
+    source.ignore(*TEXT_HARMLESS)
+    source.choice("hidden_act", "silu")
+    source.choice("attention_bias", False)
+    source.choice("attn_output_gate", True)
+    source.choice("mlp_only_layers", [])
+    head_dim, rotary = source.integer("head_dim", 256), read_rotary(source, 1e7, 0.25, AXES)
+    num_layers, vocab_size = source.integer("num_hidden_layers"), source.integer("vocab_size")
+    config = Qwen35Config(
+        vocab_size=vocab_size,
+        hidden_size=source.integer("hidden_size"),
+        num_hidden_layers=num_layers,
+        intermediate_size=source.integer("intermediate_size"),
+        attention_layers=attention_layers(
+            source, num_layers, KINDS, source.integer("full_attention_interval", 4)
+        ),
+        num_attention_heads=source.integer("num_attention_heads"),
+        num_key_value_heads=source.integer("num_key_value_heads"),
+        head_dim=head_dim,
+        rotary_dim=int(head_dim * rotary.part),
+        rope_theta=rotary.theta,
+        num_key_heads=source.integer("linear_num_key_heads", 16),
+        num_value_heads=source.integer("linear_num_value_heads", 32),
+        key_head_dim=source.integer("linear_key_head_dim", 128),
+        value_head_dim=source.integer("linear_value_head_dim", 128),
+        conv_size=source.integer("linear_conv_kernel_dim", 4),
+        norm_eps=source.number("rms_norm_eps", 1e-6),
+        tied=source.boolean("tie_word_embeddings", False),
+        bos_token_id=source.special_id("bos_token_id", vocab_size),
+        eos_token_id=source.special_id("eos_token_id", vocab_size),
+        max_context=source.integer("max_position_embeddings", 32_768),
+    )
+    source.refuse_unknown()
+    return config
