@@ -14,7 +14,7 @@ from server.api.schemas.formats import FormatPart, JsonSchema
 from server.api.schemas.wire import Wire
 from server.errors import invalid
 from server.store.errors import SnapshotMismatch
-from server.store.state_file import check_identity, labels
+from server.store.state_file import check_identity
 from tests.security.test_01_names import kinds
 from tests.server.harness import Running
 from tests.server.one_model import SIGNING
@@ -81,7 +81,7 @@ def test_message_of_an_error_is_bounded() -> None:
 
 def test_import_of_another_model_repeats_little() -> None:
     identity = SIGNING.identity
-    about = dict.fromkeys(labels(identity), "x" * 500000)
+    about = dict.fromkeys(identity.labels, "x" * 500000)
     with pytest.raises(SnapshotMismatch) as found:
         check_identity(about, identity)
     assert len(found.value.message) < 1000
