@@ -61,6 +61,7 @@ BOUNDED = {
     "lfm2": (512, "stop"),
     "qwen35-short": (64, "stop"),
     "qwen35-slide": (64, "slide"),
+    "qwen35-machine": (192, "stop"),
 }
 
 

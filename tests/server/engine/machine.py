@@ -15,7 +15,13 @@ from server.engine.engine import Engine
 from server.engine.runner import Runner
 from server.engine.types import Request
 from server.engine.value import StateBlock
-from server.errors import CapacityExhausted, QueueFull, SessionBusy, SessionNotFound
+from server.errors import (
+    CapacityExhausted,
+    ContextExceeded,
+    QueueFull,
+    SessionBusy,
+    SessionNotFound,
+)
 from tests.fakes import Hashed
 from tests.server.engine.drafters import HashedDrafter
 from tests.server.engine.expectation import Expectation
@@ -30,7 +36,13 @@ SLOTS, ASLEEP, RUNNING, WAITING = 3, 2, 2, 2
 
 
 class Commanded(RuleBasedStateMachine):
-    """The engine, a store of all that it records, and what clients may expect of both."""
+    """The engine, a store of all that it records, and what clients may expect of both.
+
+    ``attention`` names the model that has the layout of states, ``longest`` how long texts may be.
+    """
+
+    attention = "gated"
+    longest: int | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,13 +58,17 @@ class Commanded(RuleBasedStateMachine):
     def wrap(self, runner: Runner) -> Runner:
         return runner
 
+    def new_runtime(self) -> ReadingRuntime:
+        return ReadingRuntime(self.tokenizer.vocab_size)
+
     def new_drafter(self) -> HashedDrafter | None:
         return None
 
     def make_engine(self) -> Engine:
         engine = tiny_engine(
+            self.attention,
             wrap=self.wrap,
-            runtime=ReadingRuntime(self.tokenizer.vocab_size),
+            runtime=self.new_runtime(),
             max_sessions=SLOTS,
             max_asleep=ASLEEP,
             max_running=RUNNING,
@@ -91,12 +107,28 @@ class Commanded(RuleBasedStateMachine):
         except SessionBusy:
             assert req.session is not None
             assert self.expected.texts[req.session].running is not None
+        except ContextExceeded:
+            assert self.room_for(req) < 0
         else:
-            self.expected.submit(req)
+            params = req.sampling
+            if self.longest is not None:
+                room = self.room_for(req)
+                assert room >= 0
+                if params is not None:  # one token of those that have room is counted already
+                    params = replace(params, max_tokens=min(params.max_tokens, room + 1))
+            self.expected.submit(replace(req, sampling=params))
             self.commit()
             if req.keep and req.session is None:  # the store knows its name before the client does
                 (session,) = self.ledger.entries.keys() - self.expected.texts.keys()
                 self.expected.texts[session] = self.expected.works[req.request_id].text
+
+    def room_for(self, req: Request) -> int:
+        """Tokens that still fit, once the text has those of ``req`` and one that is generated."""
+        assert self.longest is not None
+        before = 0 if req.session is None else len(self.expected.texts[req.session].tokens)
+        start = not before and (req.start or not req.tokens)
+        added = max(map(len, req.continuations), default=0) + (req.sampling is not None)
+        return self.longest - before - start - len(req.tokens) - added
 
     def on(self, session: str, call: Callable[[], R]) -> R | None:
         """What ``call`` gives, with the session fetched first where it is away."""

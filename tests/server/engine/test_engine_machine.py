@@ -2,7 +2,7 @@
 
 The model is a stand-in, so that each token is checked against the whole text of
 its session, which so must survive sleep, eviction, forks, rewinds, restarts and
-other readers. Three machines: prompts are cut anywhere, on a grid, or with drafts.
+other readers. Prompts are cut anywhere, on a grid, or with drafts, or the past is bounded.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from tests.fakes import OnGrid
 from tests.server.engine.drafters import HashedDrafter
 from tests.server.engine.ledger import rebuilt, settled
 from tests.server.engine.machine import RUNNING, Commanded, asked, hashed
+from tests.server.engine.reading import ReadingRuntime
+from tests.server.engine.remembering import RememberingRuntime
 from tests.server.engine.texts import Text
-from tests.tiny import check_books, request
+from tests.tiny import BOUNDED, check_books, request, tiny_checkpoint
 
 GRAMMARS = st.sampled_from([None, "3", "40"])
 #: What a request also wants to know: fields of it, and of its sampling.
@@ -331,3 +333,31 @@ class DraftingMachine(EngineMachine):
 
 DraftingMachine.TestCase.settings = EngineMachine.TestCase.settings
 test_engine_machine_with_drafts = DraftingMachine.TestCase
+
+
+class BoundedMachine(EngineMachine):
+    """With a past up to a bound, all of which must be there at each step: texts end there."""
+
+    attention = "qwen35-machine"
+    longest: int | None = BOUNDED["qwen35-machine"][0]
+
+    def new_runtime(self) -> ReadingRuntime:
+        return RememberingRuntime(self.tokenizer.vocab_size, tiny_checkpoint(self.attention).config)
+
+
+BoundedMachine.TestCase.settings = EngineMachine.TestCase.settings
+test_engine_machine_with_a_bounded_past = BoundedMachine.TestCase
+
+
+class SlidingMachine(BoundedMachine):
+    """With a past of which all but the first and the last positions slide out."""
+
+    attention = "qwen35-slide"
+    longest = None
+
+    def new_drafter(self) -> HashedDrafter:
+        return HashedDrafter(self.tokenizer.vocab_size, self.matchers)
+
+
+SlidingMachine.TestCase.settings = EngineMachine.TestCase.settings
+test_engine_machine_with_a_sliding_past = SlidingMachine.TestCase
