@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
+from model.architectures.mamba.config import MambaConfig
 from model.architectures.mamba2.config import Mamba2Config
 
 Weights = dict[str, npt.NDArray[np.float32]]
 Published = dict[str, Tensor]
 
-#: "head" has the sizes of a published head, "grouped" two groups and a head of its own.
-SHAPES = {
+Config = MambaConfig | Mamba2Config
+
+#: "head" has the sizes of a published head, "grouped" two groups and a head of its own; "first" is
+#: a Mamba-1, and "falcon" one with norms in the mixer.
+SHAPES: dict[str, Config] = {
     "odd": Mamba2Config(97, 23, 3, num_attention_heads=2, head_dim=23, state_size=13, conv_size=3),
     "head": Mamba2Config(301, 64, 2, num_attention_heads=2, head_dim=64, state_size=128),
     "grouped": Mamba2Config(
         257, 32, 4, num_attention_heads=8, head_dim=8, state_size=16, num_groups=2, tied=False
+    ),
+    "first": MambaConfig(301, 64, 2, inner_size=128, dt_rank=4),
+    "falcon": MambaConfig(
+        *(97, 23, 3),
+        inner_size=37,
+        state_size=7,
+        conv_size=3,
+        dt_rank=5,
+        mixer_norm=True,
+        tied=False,
     ),
 }
 
@@ -36,6 +51,9 @@ IN_BLOCK = {
     "mixer.in.weight": "mixer.in_proj.weight",
     "mixer.conv": "mixer.conv1d.weight",
     "mixer.conv_bias": "mixer.conv1d.bias",
+    "mixer.x.weight": "mixer.x_proj.weight",
+    "mixer.dt.weight": "mixer.dt_proj.weight",
+    "mixer.dt.bias": "mixer.dt_proj.bias",
     "mixer.out.weight": "mixer.out_proj.weight",
 }
 
@@ -49,7 +67,7 @@ def drawn(name: str, seed: int = 0) -> Weights:
         noise = torch.randn(shape, generator=generator)
         if key.endswith("A_log"):
             tensor = (1 + 15 * torch.rand(shape, generator=generator)).log()
-        elif key.endswith("dt_bias"):
+        elif key.endswith(("dt_bias", "dt.bias")):
             tensor = -4 + noise
         elif key.endswith(("norm.weight", ".D")):
             tensor = 1 + 0.2 * noise
@@ -76,26 +94,34 @@ def published(weights: Weights) -> Published:
     return found
 
 
-def theirs_of(config: Mamba2Config, weights: Weights) -> PreTrainedModel:
+def settings_of(config: Config) -> PreTrainedConfig:
+    """The config in `transformers`."""
+    both: dict[str, Any] = {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "state_size": config.state_size,
+        "conv_kernel": config.conv_size,
+        "expand": config.inner_size // config.hidden_size,
+        "tie_word_embeddings": config.tied,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": config.eos_token_id,
+        "pad_token_id": 0,
+        "layer_norm_epsilon": config.norm_eps,
+    }
+    if isinstance(config, Mamba2Config):
+        heads = {"num_heads": config.num_attention_heads, "head_dim": config.head_dim}
+        more = {"n_groups": config.num_groups, "chunk_size": 16}
+        return transformers.Mamba2Config(**both, **heads, **more)
+    both |= {"intermediate_size": config.inner_size, "time_step_rank": config.dt_rank}
+    if config.mixer_norm:
+        return transformers.FalconMambaConfig(**both, mixer_rms_eps=config.mixer_norm_eps)
+    return transformers.MambaConfig(**both)
+
+
+def theirs_of(config: Config, weights: Weights) -> PreTrainedModel:
     """The model in `transformers`, in evaluation mode and frozen."""
-    inner = config.inner_size
-    settings = transformers.Mamba2Config(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.num_hidden_layers,
-        num_heads=config.num_attention_heads,
-        head_dim=config.head_dim,
-        state_size=config.state_size,
-        n_groups=config.num_groups,
-        conv_kernel=config.conv_size,
-        expand=inner // config.hidden_size,
-        tie_word_embeddings=config.tied,
-        bos_token_id=config.bos_token_id,
-        eos_token_id=config.eos_token_id,
-        pad_token_id=0,
-        chunk_size=16,
-    )
-    model = transformers.Mamba2ForCausalLM(settings)
+    model = transformers.AutoModelForCausalLM.from_config(settings_of(config))
     missing, unknown = model.load_state_dict(published(weights), strict=False)
     assert not unknown and set(missing) <= {"lm_head.weight"}, (missing, unknown)
     model.tie_weights()

@@ -14,6 +14,7 @@ import torch
 from model.architectures import Config
 from model.architectures.decoder import Decoder
 from model.architectures.lfm2.config import Lfm2Config
+from model.architectures.mamba.config import MambaConfig
 from model.architectures.mamba2.config import Mamba2Config
 from model.architectures.network import Network, network_class
 from model.architectures.qwen35.config import Qwen35Config
@@ -53,7 +54,7 @@ def tiny_tokenizer() -> Tokenizer:
 
 
 #: What `tiny_checkpoint` takes for a mechanism of our own block, and is another architecture.
-ARCHITECTURES = ("rwkv7", "mamba2", "qwen35", "lfm2")
+ARCHITECTURES = ("rwkv7", "mamba2", "mamba", "qwen35", "lfm2")
 #: The same of those whose state has a bounded past, and what that is: families, and one of them
 #: under a bound that a test reaches soon.
 BOUNDED = {
@@ -93,6 +94,15 @@ def _tiny_config(attention: str) -> Config:
             rate_rank=8,
             value_rank=4,
             gate_rank=12,
+        )
+    if attention == "mamba":
+        return MambaConfig(
+            vocab_size=vocab_size,
+            hidden_size=32,
+            num_hidden_layers=2,
+            inner_size=64,
+            state_size=12,
+            dt_rank=5,
         )
     if attention == "mamba2":
         return Mamba2Config(

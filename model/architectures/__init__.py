@@ -76,6 +76,12 @@ ARCHITECTURES: dict[str, Architecture] = {
         network=("model.architectures.lfm2.network", "Lfm2"),
         native=("model.native.options", "lfm2_options"),
     ),
+    "everstream-mamba": Architecture(
+        name="mamba",
+        config=("model.architectures.mamba.config", "MambaConfig"),
+        network=("model.architectures.mamba.network", "Mamba"),
+        native=("model.native.options", "mamba_options"),
+    ),
     "everstream-mamba2": Architecture(
         name="mamba2",
         config=("model.architectures.mamba2.config", "Mamba2Config"),

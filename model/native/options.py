@@ -10,6 +10,7 @@ from model.architectures.bounded import SINKS
 from model.architectures.config import Config
 from model.architectures.hybrid import HybridConfig
 from model.architectures.lfm2.config import Lfm2Config
+from model.architectures.mamba.config import MambaConfig
 from model.architectures.mamba2.config import Mamba2Config
 from model.architectures.qwen35.config import Qwen35Config
 from model.architectures.rwkv7.config import Rwkv7Config
@@ -82,6 +83,18 @@ def _hybrid_options(config: HybridConfig, layout: StateLayout) -> Options:
         "slides": config.past == "slide",
         "group_bytes": layout.group_bytes,
         "conv_size": config.conv_size,
+        "eps": config.norm_eps,
+        "state_bytes": layout.num_bytes,
+    }
+
+
+def mamba_options(config: MambaConfig, layout: StateLayout) -> Options:
+    """Of `model.architectures.mamba`."""
+    return {
+        "family": "mamba",
+        "num_layers": config.num_hidden_layers,
+        **config.attention_options,
+        "mixer_eps": config.mixer_norm_eps if config.mixer_norm else 0.0,
         "eps": config.norm_eps,
         "state_bytes": layout.num_bytes,
     }

@@ -92,7 +92,7 @@ def train_command(
         int, typer.Option(help="Number of ids of a tokenizer trained by this run.")
     ] = 4096,
     architecture: Annotated[
-        str, typer.Option(help="Architecture: everstream, rwkv7 or mamba2.")
+        str, typer.Option(help="Architecture: everstream, rwkv7, mamba2 or mamba.")
     ] = "everstream",
     attention: Annotated[
         str | None,
@@ -102,9 +102,7 @@ def train_command(
     ] = None,
     attention_options: Annotated[
         str | None,
-        typer.Option(
-            help="Options of the mechanism, as a JSON object; for rwkv7 ranks, for mamba2 sizes."
-        ),
+        typer.Option(help="Options of the mechanism, as a JSON object; for rwkv7 and Mamba sizes."),
     ] = None,
     hidden_size: Annotated[int, typer.Option(help="Width of the model.")] = 256,
     layers: Annotated[int, typer.Option(help="Number of blocks.")] = 6,

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from model.architectures.config import Config
+from model.architectures.mamba.config import MambaConfig
 from model.architectures.mamba2.config import Mamba2Config
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.checkpoint import load_checkpoint
@@ -57,6 +58,12 @@ def mamba2(tokenizer: Tokenizer) -> Mamba2Config:
 
 
 @pytest.fixture
+def mamba(tokenizer: Tokenizer) -> MambaConfig:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2}
+    return MambaConfig.for_training(tokenizer.vocab_size, tokenizer.eos_token_id, sizes)
+
+
+@pytest.fixture
 def family(request: pytest.FixtureRequest) -> Config:
     """A config by the name of its fixture."""
     found: Config = request.getfixturevalue(request.param)
@@ -96,7 +103,7 @@ def test_run_learns_carries_its_state_samples_and_leaves_the_best_model(
     assert checkpoint.config == rwkv7
 
 
-@pytest.mark.parametrize("family", ["rwkv7", "mamba2"], indirect=True)
+@pytest.mark.parametrize("family", ["rwkv7", "mamba2", "mamba"], indirect=True)
 def test_every_weight_is_trained(config: TrainConfig, family: Config, tokenizer: Tokenizer) -> None:
     train(dataclasses.replace(config, stop_at_step=1), family, tokenizer)
     early = tensors(config.out)

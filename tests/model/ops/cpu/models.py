@@ -34,7 +34,7 @@ FUSED = "v3" if "v3" in levels() else levels()[0]
 #: The mechanisms that the native runtime serves.
 NAMES = [name for name in MECHANISMS if spec_of(name).constant_state]
 #: Mamba models by their names here, with their sizes in `tests.mamba`.
-MAMBA = {"mamba2": "odd", "mamba2_grouped": "grouped"}
+MAMBA = {"mamba2": "odd", "mamba2_grouped": "grouped", "mamba": "first", "falcon": "falcon"}
 #: And the other architectures that it serves.
 SERVED = [*NAMES, "rwkv7", "qwen35", "lfm2", *MAMBA]
 

@@ -23,7 +23,7 @@ from tests.model.representatives import chosen
 #: Every dtype where products differ; attention is float32 in all of them.
 CASES = [(name, "float32") for name in SERVED] + [
     (name, dtype)
-    for name in ("delta", "elu", "gated", "rwkv7", "qwen35", "lfm2", "mamba2")
+    for name in ("delta", "elu", "gated", "rwkv7", "qwen35", "lfm2", "mamba2", "falcon")
     for dtype in ("bfloat16", "int8")
 ]
 #: Of numbers and of threads.
