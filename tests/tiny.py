@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from model.architectures import Config
+from model.architectures.arwkv7.config import Arwkv7Config
 from model.architectures.decoder import Decoder
 from model.architectures.lfm2.config import Lfm2Config
 from model.architectures.mamba.config import MambaConfig
@@ -54,7 +55,7 @@ def tiny_tokenizer() -> Tokenizer:
 
 
 #: What `tiny_checkpoint` takes for a mechanism of our own block, and is another architecture.
-ARCHITECTURES = ("rwkv7", "mamba2", "mamba", "qwen35", "lfm2")
+ARCHITECTURES = ("rwkv7", "arwkv7", "mamba2", "mamba", "qwen35", "lfm2")
 #: The same of those whose state has a bounded past, and what that is: families, and one of them
 #: under a bound that a test reaches soon.
 BOUNDED = {
@@ -113,6 +114,18 @@ def _tiny_config(attention: str) -> Config:
             head_dim=16,
             state_size=12,
             num_groups=2,
+        )
+    if attention == "arwkv7":
+        return Arwkv7Config(
+            vocab_size=vocab_size,
+            hidden_size=32,
+            num_hidden_layers=2,
+            head_dim=16,
+            intermediate_size=48,
+            decay_rank=8,
+            rate_rank=8,
+            value_rank=4,
+            tied=True,
         )
     if attention in BOUNDED:
         return _tiny_hybrid(attention, vocab_size)

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from model.architectures.network import DTYPES
 from model.architectures.rwkv7 import recurrence
 from model.architectures.rwkv7.config import Rwkv7Config
-from model.architectures.rwkv7.network import Rwkv7, TimeMix
+from model.architectures.rwkv7.network import Rwkv7
 from model.architectures.rwkv7.recurrence import Recurrence
+from model.architectures.rwkv7.time_mix import TimeMix
 from model.attention import MECHANISMS
 from model.attention.base import Attention, State
 from model.config import ModelConfig

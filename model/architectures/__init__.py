@@ -88,6 +88,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         network=("model.architectures.mamba2.network", "Mamba2"),
         native=("model.native.options", "mamba2_options"),
     ),
+    "everstream-arwkv7": Architecture(
+        name="arwkv7",
+        config=("model.architectures.arwkv7.config", "Arwkv7Config"),
+        network=("model.architectures.arwkv7.network", "Arwkv7"),
+        chat=("model.architectures.arwkv7.chat", "qwen_chat"),
+        native=("model.native.options", "arwkv7_options"),
+    ),
 }
 
 

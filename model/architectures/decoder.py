@@ -47,7 +47,7 @@ class SwiGlu(nn.Module):
 class DecoderBlock(nn.Module):
     """One layer; without an MLP where ``inner`` is 0."""
 
-    def __init__(self, width: int, inner: int, eps: float, mixer: Mixer) -> None:
+    def __init__(self, width: int, inner: int, eps: float, mixer: nn.Module) -> None:
         super().__init__()
         self.mixer_norm = RMSNorm(width, eps)
         self.mixer = mixer
@@ -56,16 +56,19 @@ class DecoderBlock(nn.Module):
 
     def forward(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
         y, state = self.mixer(self.mixer_norm(x), state, position)
-        x = x + y
+        return self.rest(x + y), state
+
+    def rest(self, x: Tensor) -> Tensor:
+        """What follows the mixer."""
         if self.mlp is not None and self.mlp_norm is not None:
             x = x + self.mlp(self.mlp_norm(x))
-        return x, state
+        return x
 
 
 class Decoder(Network):
     """See `Network`; a family's network calls this with its mixers."""
 
-    def __init__(self, config: Config, mixers: Sequence[Mixer], eps: float, tied: bool) -> None:
+    def __init__(self, config: Config, mixers: Sequence[nn.Module], eps: float, tied: bool) -> None:
         super().__init__()
         self.config = config
         width, inner = config.hidden_size, getattr(config, "intermediate_size", 0)

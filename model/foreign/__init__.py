@@ -35,6 +35,7 @@ READERS: dict[str, tuple[str, str]] = {
     "rwkv7": ("model.foreign.rwkv7", "read_rwkv7"),
     "rwkv7_native": ("model.foreign.rwkv7", "read_rwkv7"),
     "rwkv7_hf_adapter": ("model.foreign.rwkv7", "read_rwkv7"),
+    "rwkv_hybrid": ("model.foreign.arwkv7", "read_arwkv7"),
     "rwkv": ("model.foreign.rwkv7", "read_rwkv7"),  # if `refuse_config` lets it pass
     "qwen3_5": ("model.foreign.qwen35", "read_qwen35"),
     "qwen3_5_text": ("model.foreign.qwen35", "read_qwen35"),
@@ -42,11 +43,12 @@ READERS: dict[str, tuple[str, str]] = {
 }
 
 #: The functions that look at no tensor's numbers but those of a head that is also the embedding.
-_BY_SHAPES = ("read_rwkv7", "read_qwen35", "read_lfm2")
+_BY_SHAPES = ("read_rwkv7", "read_arwkv7", "read_qwen35", "read_lfm2")
 
 #: ``general.architecture`` of GGUF -> (module, function).
 GGUF_READERS = {
     "rwkv7": ("model.foreign.rwkv7_gguf", "read_gguf"),
+    "arwkv7": ("model.foreign.arwkv7_gguf", "read_gguf"),
     "qwen35": ("model.foreign.qwen35_gguf", "read_gguf"),
     "lfm2": ("model.foreign.lfm2_gguf", "read_gguf"),
 }
@@ -68,10 +70,11 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "of this family only LFM2 and LFM2.5 that read text are": (
         *("lfm2_vl", "lfm2-vl", "lfm2_audio", "lfm3", "lfm3_moe"),
     ),
-    "of this family only RWKV-7 is": (
-        *("rwkv4", "rwkv5", "rwkv6", "rwkv6qwen2", "arwkv7", "rwkv7qwen2", "rwkv_hybrid"),
-    ),
+    "of this family only RWKV-7 is": ("rwkv4", "rwkv5", "rwkv6"),
 }
+#: Models that others made of transformers, by a part of their names; some have attention layers.
+OTHER_HYBRIDS = re.compile(r"^any2rwkv_|qwerky|radlads|hrwkv|^rwkv\d+qwen\d")
+ONLY_ARWKV = "of RWKV models made from transformers only ARWKV is (rwkv_hybrid, arwkv7)"
 
 
 def refuse_unsupported(model_type: object, file: str = "") -> None:
@@ -80,6 +83,9 @@ def refuse_unsupported(model_type: object, file: str = "") -> None:
         if model_type in families:
             where = f"{file}: " if file else ""
             raise ConfigError(f"{where}{model_type} models are not supported: {reason}")
+    if isinstance(model_type, str) and OTHER_HYBRIDS.search(model_type.lower()):
+        where = f"{file}: " if file else ""
+        raise ConfigError(f"{where}{model_type:.80} models are not supported: {ONLY_ARWKV}")
 
 
 def refuse_config(values: Mapping[str, Any]) -> None:

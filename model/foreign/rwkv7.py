@@ -14,17 +14,27 @@ import re
 from collections.abc import Mapping, Set
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from model.architectures.rwkv7.config import Rwkv7Config
+from model.architectures.rwkv7.config import LOW_RANKS, Rwkv7Config
 from model.checkpoint_files import ST_SUFFIX
 from model.files import ConfigError
 from model.foreign import GROWS
 from model.foreign.config import ForeignConfig
-from model.foreign.renamed import Renamed, formed_shape
-from model.foreign.rwkv7_names import NATIVE, TURNED, Names, layout_of, parts_of, unused_keys
+from model.foreign.key_shapes import KeyShapes
+from model.foreign.renamed import Renamed
+from model.foreign.rwkv7_names import (
+    LETTERS,
+    NATIVE,
+    TURNED,
+    Names,
+    TimeMixNames,
+    layout_of,
+    parts_of,
+    unused_keys,
+)
 from model.foreign.weights import Weights
-from model.tensor_spec import Shape
-from model.weights import Array, CheckpointError, StoredWeights, file_name, shape_in
+from model.weights import Array, CheckpointError, StoredWeights, file_name
 from model.weights.safetensors import WeightFiles
 from model.weights.torch_file import TorchFile
 
@@ -126,42 +136,36 @@ def _refuse_fields(source: ForeignConfig) -> None:
 
 def sizes(files: Mapping[str, Array], name: str, names: Names) -> Rwkv7Config:
     """The config, from the shapes of the weights; what these do not show is left at its default."""
-
-    def shape(key: str, num_axes: int = 2) -> Shape:
-        if key not in files:
-            raise CheckpointError(f"{name} lacks key {key!r}")
-        found = shape_in(files, key)
-        if len(found) != num_axes or 0 in found:
-            raise CheckpointError(f"{name}: {key} is {list(found)}, wanted {num_axes} axes")
-        return found
-
-    def rank(layer: int, letter: str) -> int:
-        found = shape(f"{names.block.format(layer)}.{names.low_rank[0].format(letter)}")
-        return formed_shape(found, names.low_rank_form)[0]
-
-    pattern = re.escape(names.block).replace(r"\{\}", r"(\d{1,9})") + r"\."
-    layers = {int(match[1]) for key in files if (match := re.match(pattern, key))}
-    if len(files) < len(layers) * MIN_KEYS:  # before anything is made for each layer
-        raise CheckpointError(f"{name} has {len(files)} keys, too few for {len(layers)} layers")
+    shape = KeyShapes(files, name)
+    num_layers = shape.num_layers(names.block, MIN_KEYS)
     vocab_size, width = shape(names.embedding)
-    heads, head_dim = shape(f"{names.block.format(0)}.{names.vectors[2]}")
     inner = names.projections["channel_mix.key"]
-    if heads * head_dim != width:
-        raise CheckpointError(
-            f"{name}: r_k is {[heads, head_dim]} for a width of {width}: an attention_hidden_size"
-            " other than hidden_size is not supported"
-        )
     return Rwkv7Config(
         vocab_size=vocab_size,
         hidden_size=width,
-        num_hidden_layers=len(layers),
-        head_dim=head_dim,
+        num_hidden_layers=num_layers,
         intermediate_size=shape(f"{names.block.format(0)}.{inner}.weight")[0],
-        decay_rank=rank(0, "w"),
-        rate_rank=rank(0, "a"),
-        value_rank=rank(1, "v") if len(layers) > 1 else 1,
-        gate_rank=rank(0, "g"),
+        **time_mix_sizes(shape, names, width, num_layers, "wavg"),
     )
+
+
+def time_mix_sizes(
+    shape: KeyShapes, names: TimeMixNames, width: int, num_layers: int, letters: str
+) -> dict[str, Any]:
+    """``head_dim`` and the ranks of the low-rank maps ``letters``, as a config has them."""
+    heads, head_dim = shape(f"{names.block.format(0)}.{names.vectors[2]}")
+    if heads * head_dim != width:
+        raise CheckpointError(
+            f"{shape.name}: r_k is {[heads, head_dim]} for a width of {width}: an"
+            " attention_hidden_size other than hidden_size is not supported"
+        )
+    sizes = {"head_dim": head_dim}
+    for letter in letters:
+        _, field = LOW_RANKS[LETTERS[letter]]
+        layer = 1 if letter == "v" else 0
+        key = f"{names.block.format(layer)}.{names.low_rank[0].format(letter)}"
+        sizes[field] = 1 if layer >= num_layers else shape.formed(key, names.low_rank_form)[0]
+    return sizes
 
 
 def renamed(

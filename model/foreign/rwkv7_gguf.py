@@ -29,20 +29,25 @@ HARMLESS = ("context_length", "attention.head_count", "attention.head_count_kv")
 BOS, EOS = "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"
 
 
+def metadata_of(file: GgufFile, name: str, prefix: str) -> ForeignConfig:
+    """The fields that begin with ``prefix``, and the ids that texts begin and end with."""
+    values = {key: value for key, value in file.metadata.items() if key.startswith(prefix)}
+    ends = {key: file.metadata.get(key, 0) for key in (BOS, EOS)}
+    short = {key: v[:80] if isinstance(v, str) else v for key, v in (values | ends).items()}
+    return ForeignConfig({"model_type": name, **short})
+
+
 def read_gguf(file: GgufFile, name: str) -> tuple[Rwkv7Config, Renamed]:
     """The model in a file called ``name``.
 
     Raises `ConfigError` or `CheckpointError`, which name the key.
     """
     prefix = "rwkv7."
-    values = {key: value for key, value in file.metadata.items() if key.startswith(prefix)}
-    ends = {key: file.metadata.get(key, 0) for key in (BOS, EOS)}
-    short = {key: v[:80] if isinstance(v, str) else v for key, v in (values | ends).items()}
-    source = ForeignConfig({"model_type": name, **short})
+    source = metadata_of(file, name, prefix)
     source.ignore(*(prefix + field for field in HARMLESS))
     source.choice(f"{prefix}token_shift_count", 2)
     source.choice(f"{prefix}rescale_every_n_layers", 0)
-    tensors = _GgufWeights(file, name, source.integer(f"{prefix}wkv.head_size"))
+    tensors = TimeMixTensors(file, name, source.integer(f"{prefix}wkv.head_size"))
     config = sizes(tensors, name, GGUF)
     _check(source, prefix, config)
     config = replace(
@@ -71,17 +76,18 @@ def _check(source: ForeignConfig, prefix: str, config: Rwkv7Config) -> None:
         source.ignore(prefix + "attention.value_residual_mix_lora_rank")
         del wanted["attention.value_residual_mix_lora_rank"]
     for field, size in wanted.items():
-        _agree(source, prefix + field, source.integer(prefix + field), size)
+        agree(source, prefix + field, source.integer(prefix + field), size)
     size = config.vocab_size
-    _agree(source, f"{prefix}vocab_size", source.integer(f"{prefix}vocab_size", size), size)
+    agree(source, f"{prefix}vocab_size", source.integer(f"{prefix}vocab_size", size), size)
 
 
-def _agree(source: ForeignConfig, key: str, found: int, size: int) -> None:
+def agree(source: ForeignConfig, key: str, found: int, size: int) -> None:
+    """Raises `ConfigError` where the metadata say another size than the tensors have."""
     if found != size:
         raise ConfigError(f"{source.family}: {key} is {found}, the tensors have {size}")
 
 
-class _GgufWeights(WrappedWeights):
+class TimeMixTensors(WrappedWeights):
     """The tensors without axes of one beyond the second, and ``r_k`` as [heads, features]."""
 
     def __init__(self, file: GgufFile, file_name: str, head_dim: int) -> None:

@@ -15,21 +15,27 @@ LETTERS = {"w": "decay", "a": "rate", "v": "value_mix", "g": "gate"}
 
 
 @dataclass(frozen=True)
-class Names:
-    """The keys of one kind of file. ``{}`` is a layer in ``block`` and a letter in the rest."""
+class TimeMixNames:
+    """The keys of a time mix. ``{}`` is a layer in ``block`` and a letter in the rest."""
+
+    block: str
+    shift_mix: Part
+    #: k_k, k_a and r_k.
+    vectors: tuple[str, str, str]
+    #: Of a low-rank map: down, up, bias.
+    low_rank: tuple[str, ...]
+    low_rank_form: str
+
+
+@dataclass(frozen=True)
+class Names(TimeMixNames):
+    """The keys of one kind of file of RWKV-7."""
 
     embedding: str
     head: str
     embedding_norm: str
     norm: str
-    block: str
-    shift_mix: Part
     channel_shift_mix: str
-    #: k_k, k_a and r_k of the time mix.
-    vectors: tuple[str, str, str]
-    #: Of a low-rank map: down, up, bias.
-    low_rank: tuple[str, ...]
-    low_rank_form: str
     #: Our names -> theirs, without ``weight`` and ``bias``.
     norms: Mapping[str, str]
     projections: Mapping[str, str]
@@ -174,12 +180,13 @@ def parts_of(config: Rwkv7Config, names: Names) -> dict[str, Part]:
     """Where each weight that ``config`` lists is, by our names."""
     ends, block = _end_parts(names), _block_parts(names)
     return {
-        ours: ends[ours] if ours in ends else _in_block(ours, block, names)
+        ours: ends[ours] if ours in ends else in_block(ours, block, names)
         for ours in config.weight_shapes()
     }
 
 
-def _in_block(ours: str, parts: Mapping[str, Part], names: Names) -> Part:
+def in_block(ours: str, parts: Mapping[str, Part], names: TimeMixNames) -> Part:
+    """Where our weight of a block is, of which ``parts`` are known without the block's own name."""
     _, layer, name = ours.split(".", 2)
     theirs = names.block.format(layer)
     return Part(tuple(f"{theirs}.{key}" for key in parts[name].keys), parts[name].form)
@@ -188,40 +195,52 @@ def _in_block(ours: str, parts: Mapping[str, Part], names: Names) -> Part:
 def unused_keys(names: Names) -> set[str]:
     """What files may have and no model computes with.
 
-    The first layer has no values to mix in. The norm of the embedding may be in its rows already.
+    The norm of the embedding may be in its rows already.
     """
+    norm = {f"{names.embedding_norm}.{kind}" for kind in ("weight", "bias")}
+    return unused_values(names) | norm
+
+
+def unused_values(names: TimeMixNames) -> set[str]:
+    """Of the first layer, which has no values to mix in."""
     first = names.block.format(0)
-    mix = {f"{first}.{key.format('v')}" for key in names.low_rank}
-    return mix | {f"{names.embedding_norm}.{kind}" for kind in ("weight", "bias")}
+    return {f"{first}.{key.format('v')}" for key in names.low_rank}
 
 
 def _end_parts(names: Names) -> dict[str, Part]:
     """Of what is outside of the blocks; not every model has all of it."""
     matrices = {"embedding.weight": names.embedding, "head.weight": names.head}
     parts = {ours: Part((key,)) for ours, key in matrices.items()}
-    return parts | _affine("embedding_norm", names.embedding_norm) | _affine("norm", names.norm)
+    return parts | affine("embedding_norm", names.embedding_norm) | affine("norm", names.norm)
 
 
 def _block_parts(names: Names) -> dict[str, Part]:
     """Of any block, without its own name; not every block has all of it."""
-    k_k, k_a, r_k = names.vectors
-    parts = {
-        "time_mix.shift_mix": names.shift_mix,
-        "channel_mix.shift_mix": Part((names.channel_shift_mix,), "flat"),
-        "time_mix.k_k": Part((k_k,), "flat"),
-        "time_mix.k_a": Part((k_a,), "flat"),
-        "time_mix.r_k": Part((r_k,)),
-    }
+    parts = {f"time_mix.{ours}": part for ours, part in time_mix_parts(names).items()}
+    parts["channel_mix.shift_mix"] = Part((names.channel_shift_mix,), "flat")
     parts |= {f"{ours}.weight": Part((f"{key}.weight",)) for ours, key in names.projections.items()}
     for ours, key in names.norms.items():
-        parts |= _affine(ours, key)
-    for letter, name in LETTERS.items():
-        down, up, bias = (key.format(letter) for key in names.low_rank)
-        parts[f"time_mix.{name}.down.weight"] = Part((down,), names.low_rank_form)
-        parts[f"time_mix.{name}.up.weight"] = Part((up,), names.low_rank_form)
-        parts[f"time_mix.{name}.up.bias"] = Part((bias,), "flat")
+        parts |= affine(ours, key)
     return parts
 
 
-def _affine(ours: str, theirs: str) -> dict[str, Part]:
+def time_mix_parts(names: TimeMixNames) -> dict[str, Part]:
+    """Of a time mix, without projections and norm; not every one has all of it."""
+    k_k, k_a, r_k = names.vectors
+    parts = {
+        "shift_mix": names.shift_mix,
+        "k_k": Part((k_k,), "flat"),
+        "k_a": Part((k_a,), "flat"),
+        "r_k": Part((r_k,)),
+    }
+    for letter, name in LETTERS.items():
+        down, up, bias = (key.format(letter) for key in names.low_rank)
+        parts[f"{name}.down.weight"] = Part((down,), names.low_rank_form)
+        parts[f"{name}.up.weight"] = Part((up,), names.low_rank_form)
+        parts[f"{name}.up.bias"] = Part((bias,), "flat")
+    return parts
+
+
+def affine(ours: str, theirs: str) -> dict[str, Part]:
+    """Weight and bias of a norm."""
     return {f"{ours}.{kind}": Part((f"{theirs}.{kind}",)) for kind in ("weight", "bias")}

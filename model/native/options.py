@@ -6,6 +6,7 @@ Sizes of matrices are not options: the module takes them from the weights that t
 from __future__ import annotations
 
 from model.architectures import ARCHITECTURES, load_class
+from model.architectures.arwkv7.config import Arwkv7Config
 from model.architectures.bounded import SINKS
 from model.architectures.config import Config
 from model.architectures.hybrid import HybridConfig
@@ -109,6 +110,19 @@ def mamba2_options(config: Mamba2Config, layout: StateLayout) -> Options:
         "head_dim": config.head_dim,
         **config.attention_options,
         "eps": config.norm_eps,
+        "state_bytes": layout.num_bytes,
+    }
+
+
+def arwkv7_options(config: Arwkv7Config, layout: StateLayout) -> Options:
+    """Of `model.architectures.arwkv7`."""
+    return {
+        "family": "arwkv7",
+        "num_layers": config.num_hidden_layers,
+        "num_heads": config.num_attention_heads,
+        "head_dim": config.head_dim,
+        "eps": config.norm_eps,
+        "group_eps": config.group_norm_eps,
         "state_bytes": layout.num_bytes,
     }
 

@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from model.architectures.config import (
     JsonConfig,
@@ -34,6 +34,35 @@ LOW_RANKS = {
 RANK_FACTORS = {"decay_rank": 2.5, "rate_rank": 2.5, "value_rank": 1.7, "gate_rank": 5.0}
 
 
+class TimeMixConfig(Protocol):
+    """What decides the weights of a time mix: see `model.architectures.rwkv7.time_mix`."""
+
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_hidden_layers(self) -> int: ...
+    @property
+    def num_attention_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def decay_rank(self) -> int: ...
+    @property
+    def rate_rank(self) -> int: ...
+    @property
+    def value_rank(self) -> int: ...
+    @property
+    def gate_rank(self) -> int:
+        """0: there is no gate."""
+
+    @property
+    def group_norm(self) -> bool:
+        """Whether each head's output is normed."""
+
+    @property
+    def group_norm_eps(self) -> float: ...
+
+
 @dataclass(frozen=True)
 class Rwkv7Config(JsonConfig):
     """Everything that decides the shapes of weights and state."""
@@ -41,6 +70,7 @@ class Rwkv7Config(JsonConfig):
     model_type: ClassVar[str] = "everstream-rwkv7"
     attention: ClassVar[str] = "rwkv7"
     constant_state: ClassVar[bool] = True
+    group_norm: ClassVar[bool] = True
     added_later: ClassVar[tuple[str, ...]] = ("embedding_norm",)
 
     vocab_size: int
@@ -79,23 +109,12 @@ class Rwkv7Config(JsonConfig):
         ``intermediate_size`` is 4 D where it is not chosen, and the ranks are `suggested_ranks`
         where they are not among the ``attention_options``.
         """
-        sizes = dict(chosen)
-        heads, attention = sizes.pop("num_attention_heads", None), sizes.pop("attention", None)
-        ranks: Any = sizes.pop("attention_options", {})
-        if attention not in (None, cls.attention):
-            raise ConfigError(f"attention must be {cls.attention!r}, not {attention!r}")
-        if not isinstance(ranks, dict) or ranks.keys() - RANK_FACTORS.keys():
-            names = ", ".join(RANK_FACTORS)
-            raise ConfigError(f"attention_options must be an object of {names}, not {ranks!r}")
+        sizes = chosen_sizes(chosen, cls.attention, tuple(RANK_FACTORS))
         config = cls(vocab_size, **sizes, bos_token_id=eos_token_id, eos_token_id=eos_token_id)
-        if heads not in (None, config.num_attention_heads):
-            found = config.num_attention_heads
-            raise ConfigError(
-                f"num_attention_heads is hidden_size / head_dim = {found}, not {heads}"
-            )
-        inner = {"intermediate_size": 4 * config.hidden_size, **sizes}["intermediate_size"]
-        ranks = suggested_ranks(config.hidden_size) | ranks
-        return dataclasses.replace(config, intermediate_size=inner, **ranks)
+        check_heads(config, chosen)
+        width = config.hidden_size
+        follow = {"intermediate_size": 4 * width, **suggested_ranks(width)}
+        return dataclasses.replace(config, **(follow | sizes))
 
     @property
     def num_attention_heads(self) -> int:
@@ -128,29 +147,63 @@ class Rwkv7Config(JsonConfig):
         return frozenset()
 
     def _block_shapes(self, layer: int) -> dict[str, Shape]:
+        """In the order in which training draws what it starts from."""
         width, inner = self.hidden_size, self.intermediate_size
-        shapes: dict[str, Shape] = {
-            "time_mix.shift_mix": (6, width),
-            "time_mix.k_k": (width,),
-            "time_mix.k_a": (width,),
-            "time_mix.r_k": (self.num_attention_heads, self.head_dim),
+        mix = {f"time_mix.{n}": shape for n, shape in time_mix_shapes(self, layer).items()}
+        shapes = {name: mix[name] for name in mix if not name.endswith((".weight", ".bias"))}
+        shapes |= {
             "channel_mix.shift_mix": (width,),
             "channel_mix.key.weight": (inner, width),
             "channel_mix.value.weight": (width, inner),
         }
-        for name in ("receptance", "key", "value", "output"):
-            shapes[f"time_mix.{name}.weight"] = (width, width)
-        for name, (has_bias, field) in LOW_RANKS.items():
-            if name == "value_mix" and layer == 0:
-                continue
-            rank = getattr(self, field)
-            shapes[f"time_mix.{name}.down.weight"] = (rank, width)
-            shapes[f"time_mix.{name}.up.weight"] = (width, rank)
-            if has_bias:
-                shapes[f"time_mix.{name}.up.bias"] = (width,)
-        for name in ("time_norm", "channel_norm", "time_mix.group_norm"):
-            shapes |= _affine(name, width)
-        return shapes
+        return shapes | mix | _affine("time_norm", width) | _affine("channel_norm", width)
+
+
+def time_mix_shapes(config: TimeMixConfig, layer: int) -> dict[str, Shape]:
+    """The weights of a layer's time mix."""
+    width = config.hidden_size
+    shapes: dict[str, Shape] = {
+        "shift_mix": (6 if config.gate_rank else 5, width),
+        "k_k": (width,),
+        "k_a": (width,),
+        "r_k": (config.num_attention_heads, config.head_dim),
+    }
+    for name in ("receptance", "key", "value", "output"):
+        shapes[f"{name}.weight"] = (width, width)
+    for name, (has_bias, field) in LOW_RANKS.items():
+        rank = getattr(config, field)
+        if rank == 0 or (name == "value_mix" and layer == 0):
+            continue
+        shapes[f"{name}.down.weight"] = (rank, width)
+        shapes[f"{name}.up.weight"] = (width, rank)
+        if has_bias:
+            shapes[f"{name}.up.bias"] = (width,)
+    return shapes | (_affine("group_norm", width) if config.group_norm else {})
+
+
+def chosen_sizes(
+    chosen: Mapping[str, Any], attention: str, options: Sequence[str]
+) -> dict[str, Any]:
+    """Fields of a config from what a user chose: sizes, and of the attention these ``options``.
+
+    Raises `ConfigError`. Heads follow from the other sizes: see `check_heads`.
+    """
+    sizes = dict(chosen)
+    sizes.pop("num_attention_heads", None)
+    name, values = sizes.pop("attention", None), sizes.pop("attention_options", {})
+    if name not in (None, attention):
+        raise ConfigError(f"attention must be {attention!r}, not {name!r}")
+    if not isinstance(values, dict) or values.keys() - set(options):
+        names = ", ".join(options)
+        raise ConfigError(f"attention_options must be an object of {names}, not {values!r}")
+    return sizes | values
+
+
+def check_heads(config: TimeMixConfig, chosen: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` where a user chose another number of heads than ``config`` has."""
+    heads, found = chosen.get("num_attention_heads"), config.num_attention_heads
+    if heads not in (None, found):
+        raise ConfigError(f"num_attention_heads is hidden_size / head_dim = {found}, not {heads}")
 
 
 def suggested_ranks(width: int) -> dict[str, int]:

@@ -8,8 +8,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+#: A token of `tests.tiny.tiny_tokenizer` that is a letter.
+LETTER = 53
 
 CODE = """
 import json, sys
@@ -21,6 +26,7 @@ params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
 params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
 asked = {"prompt": prompt, "n_predict": count, "temperature": 0, "ignore_eos": True}
 asked |= {"return_tokens": True, "verbose": True, "n_probs": int(sys.argv[5])}
+asked |= json.loads(sys.argv[6])
 answer = xllamacpp.Server(params).handle_completions(asked)
 with open(out, "w") as file:
     json.dump(answer, file)
@@ -47,9 +53,30 @@ def llama_logprobs(
     return answer["tokens"], rows
 
 
-def _run(file: Path, prompt: list[int], num_tokens: int, num_probs: int) -> dict[str, Any]:
+def logprobs_after(file: Path, prompt: list[int], vocab_size: int) -> list[float]:
+    """The logarithm of every id's probability after ``prompt``; NaN where it is below -87.
+
+    What is drawn is `LETTER`: llama.cpp says nothing of tokens that are no whole characters.
+    """
+    bias = {"logit_bias": [[LETTER, 1e4]]}  # which changes no probability that it says
+    answer = _run(file, prompt, 1, vocab_size, bias)["__verbose"]
+    row = [float("nan")] * vocab_size
+    for found in answer["completion_probabilities"][0]["top_logprobs"]:
+        if found["logprob"] > -87.0:
+            row[found["id"]] = found["logprob"]
+    return row
+
+
+def _run(
+    file: Path,
+    prompt: list[int],
+    num_tokens: int,
+    num_probs: int,
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
     out = file.with_suffix(".json")
     arguments = [str(file), json.dumps(prompt), str(num_tokens), str(out), str(num_probs)]
+    arguments.append(json.dumps(dict(more)))
     done = subprocess.run(
         [sys.executable, "-c", CODE, *arguments], capture_output=True, text=True, check=False
     )

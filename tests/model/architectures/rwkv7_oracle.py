@@ -61,12 +61,13 @@ def time_mix(
     heads: int,
     dim: int,
 ) -> tuple[Tensor, Tensor]:
-    x = {c: h + (state["time_shift"] - h) * z[f"x_{c}"] for c in "rwkvag"}
+    """Without a gate or a norm of the heads' outputs where ``z`` lacks its weights."""
+    x = {c: h + (state["time_shift"] - h) * z[f"x_{c}"] for c in "rwkvag" if f"x_{c}" in z}
     state["time_shift"] = h
     r, k, v = (z[f"{name}.weight"] @ x[name[0]] for name in ("receptance", "key", "value"))
     w = torch.exp(-math.exp(-0.5) * torch.sigmoid(z["w0"] + torch.tanh(x["w"] @ z["w1"]) @ z["w2"]))
     a = torch.sigmoid(z["a0"] + x["a"] @ z["a1"] @ z["a2"])
-    g = torch.sigmoid(x["g"] @ z["g1"]) @ z["g2"]
+    g = torch.sigmoid(x["g"] @ z["g1"]) @ z["g2"] if "g1" in z else torch.ones(heads * dim)
     if layer == 0:
         v_first = v
     else:
@@ -82,9 +83,10 @@ def time_mix(
         s = s @ torch.diag(w[head]) - removed + torch.outer(v[head], k[head])
         state["S"][head] = s
         y = s @ r[head]
-        y = (y - y.mean()) / torch.sqrt(y.var(correction=0) + 64e-5)
-        part = slice(head * dim, (head + 1) * dim)
-        y = y * z["ln_x.weight"][part] + z["ln_x.bias"][part]
+        if "ln_x.weight" in z:
+            y = (y - y.mean()) / torch.sqrt(y.var(correction=0) + 64e-5)
+            part = slice(head * dim, (head + 1) * dim)
+            y = y * z["ln_x.weight"][part] + z["ln_x.bias"][part]
         outputs.append(y + (r[head] * k[head] * z["r_k"].view(heads, dim)[head]).sum() * v[head])
     return z["output.weight"] @ (torch.cat(outputs) * g), v_first
 

@@ -240,8 +240,10 @@ GROWS = "models are not supported: some of its layers are attention, whose state
         ("qwen35moe", "qwen35moe models are not supported: only the dense ones of this family"),
         ("lfm2moe", "lfm2moe models are not supported: only the dense ones of this family are"),
         ("rwkv6", "rwkv6 models are not supported: of this family only RWKV-7 is"),
-        ("rwkv6qwen2", "rwkv6qwen2 models are not supported: of this family only RWKV-7 is"),
-        ("arwkv7", "arwkv7 models are not supported: of this family only RWKV-7 is"),
+        (
+            "rwkv6qwen2",
+            "rwkv6qwen2 models are not supported: of RWKV models made from tr",
+        ),
         ("mamba", "general.architecture 'mamba' is not supported, only rwkv7"),
     ],
 )

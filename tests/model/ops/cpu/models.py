@@ -21,7 +21,7 @@ from model.config import ModelConfig
 from model.lm import LanguageModel
 from model.native.runtime import Runtime, levels
 from model.state import StateLayout
-from tests import mamba
+from tests import arwkv7, mamba
 from tests.model.attention.oracles import ORACLES
 from tests.model.attention.test_contract import double_weights
 from tests.model.ops.cpu.hybrids import CONFIGS, config_of, random_weights
@@ -36,7 +36,7 @@ NAMES = [name for name in MECHANISMS if spec_of(name).constant_state]
 #: Mamba models by their names here, with their sizes in `tests.mamba`.
 MAMBA = {"mamba2": "odd", "mamba2_grouped": "grouped", "mamba": "first", "falcon": "falcon"}
 #: And the other architectures that it serves.
-SERVED = [*NAMES, "rwkv7", "qwen35", "lfm2", *MAMBA]
+SERVED = [*NAMES, "rwkv7", "arwkv7", "qwen35", "lfm2", *MAMBA]
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,9 @@ def small_model(name: str) -> tuple[Config, dict[str, npt.NDArray[np.float32]]]:
         return config_of(name), random_weights(name)
     if name in MAMBA:
         return mamba.SHAPES[MAMBA[name]], mamba.drawn(MAMBA[name])
+    if name == "arwkv7":
+        other = arwkv7.SHAPES["odd"]
+        return other.config, arwkv7.our_weights(other, arwkv7.published(other))
     options = {"cosformer": {"horizon": 32}, "vq": {"window": 7}, "window_linear": {"window": 7}}
     config = Shape(options=options.get(name, {})).config(name)
     return config, weights_of(make_model(config))

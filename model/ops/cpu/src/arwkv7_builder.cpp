@@ -1,0 +1,32 @@
+// ARWKV models; the names of weights are those of model/architectures/arwkv7.
+#include "arwkv7_model.h"
+#include "time_mix_builder.h"
+
+namespace everstream {
+
+static std::shared_ptr<const Model> build(const Options& o, Packer& p, Precision precision) {
+    auto m = std::make_shared<Arwkv7Model>();
+    read_beginning(*m, o, p, precision);
+    read_time_mix_sizes(*m, o);
+    auto* layers = p.arena.make<Arwkv7Layer>(m->num_layers);
+    for (int i = 0; i < m->num_layers; i++) {
+        const std::string block = "blocks." + std::to_string(i) + ".";
+        layers[i].norm = p.norm(block + "mixer_norm");
+        layers[i].time_mix = read_time_mix(p, o, i, block + "mixer.", precision);
+        layers[i].mlp = read_mlp(p, block, precision);
+    }
+    m->layers = layers;
+    set_ranks(*m, layers[m->num_layers - 1].time_mix);
+    read_end(*m, p);
+    return m;
+}
+
+static void set_strides(const Model& model, Strides& s) {
+    const auto& m = static_cast<const Arwkv7Model&>(model);
+    set_time_mix_strides(m, m.layers[0].mlp.down.k, s);
+}
+
+EVERSTREAM_FAMILY(
+    arwkv7, build, set_strides, Precision::float32, Precision::bfloat16, Precision::int8)
+
+}  // namespace everstream

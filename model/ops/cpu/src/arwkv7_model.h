@@ -1,0 +1,19 @@
+// An ARWKV model: RWKV-7's time mix in blocks with RMS norms and an MLP of gated linear units; the
+// equations are in model/architectures/arwkv7.
+#pragma once
+
+#include "time_mix_model.h"
+
+namespace everstream {
+
+struct Arwkv7Layer {
+    Norm norm;
+    TimeMix time_mix;
+    Mlp mlp;
+};
+
+struct Arwkv7Model : TimeMixModel {
+    const Arwkv7Layer* layers = nullptr;
+};
+
+}  // namespace everstream

@@ -1,0 +1,31 @@
+// A whole step of a batch through an ARWKV model, by all threads of a team together. The equations
+// are those of model/architectures/arwkv7/network.py.
+#pragma once
+
+#include "arwkv7_model.h"
+#include "time_mix_step.h"
+
+namespace everstream {
+namespace EVERSTREAM_LEVEL {
+
+class Arwkv7Step : public TimeMixStep {
+public:
+    Arwkv7Step(const Arwkv7Model& m, const Batch& b, Worker& w) : TimeMixStep(m, b, w), m(m) {}
+
+    void run() {
+        w.each(b.num_rows, [&](int row) {
+            look_up(m.embedding, b.tokens[row], b.x + size_t(row) * s.x);
+        });
+        for (int i = 0; i < m.num_layers; i++) {
+            time_mix(m.layers[i].norm, m.layers[i].time_mix, i == 0);
+            mlp(m.layers[i].mlp, B::hidden);
+        }
+        finish();
+    }
+
+private:
+    const Arwkv7Model& m;
+};
+
+}  // namespace EVERSTREAM_LEVEL
+}  // namespace everstream

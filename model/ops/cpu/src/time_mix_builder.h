@@ -1,0 +1,19 @@
+// How families read the parts of RWKV-7's time mix.
+#pragma once
+
+#include "family.h"
+#include "time_mix_model.h"
+
+namespace everstream {
+
+// What is known before the layers are read; after `read_beginning`.
+void read_time_mix_sizes(TimeMixModel& model, const Options& options);
+// The mix of a layer, whose weights' names begin with `name`.
+TimeMix read_time_mix(
+    Packer& packer, const Options& options, int layer, const std::string& name, Precision precision);
+// What the last layer's mix shows of all.
+void set_ranks(TimeMixModel& model, const TimeMix& last);
+// The buffers; `inner` is the width of `hidden`.
+void set_time_mix_strides(const TimeMixModel& model, int inner, Strides& strides);
+
+}  // namespace everstream
