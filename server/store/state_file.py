@@ -57,8 +57,8 @@ def check_identity(about: Mapping[str, Any], identity: Identity, what: str = "se
         here, there = ours.get(name), about.get(name)
         if there != here:
             raise SnapshotMismatch(
-                f"the {what} belongs to another {name}: {str(there)[:64]},"
-                f" and this server has {here}",
+                f"the {what} belongs to another {name}: {str(there or 'none')[:64]},"
+                f" and this server has {here or 'none'}",
                 what,
             )
 

@@ -50,7 +50,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--report", type=Path, help="a file ending in .json, or one of Markdown")
     parser.add_argument("--logs", type=Path, help="a folder for what the replicas logged")
     parser.add_argument("--clients", type=int, default=24)
-    parser.add_argument("--attention", default="gated", help="of the model; rwkv7 for that family")
+    parser.add_argument(
+        "--attention", default="gated", help="of the model, or a family: see tests/tiny.py"
+    )
     parser.add_argument("--faults", type=int, help="at most so many")
     parser.add_argument(
         "--only", action="append", choices=sorted(set(KINDS)), help="a kind of fault; repeat"

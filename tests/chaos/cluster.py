@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ class Cluster:
     network: Network
     replicas: list[Replica]
     lost_databases: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
     on_strike: Callable[[str, Sequence[Replica]], None] = lambda kind, replicas: None
     on_over: Callable[[str, bool], None] = lambda kind, was_all: None
     on_loss: Callable[[], None] = lambda: None
@@ -92,7 +93,7 @@ async def cluster_of(
                 )
                 for index in range(num_replicas)
             ]
-            cluster = Cluster(postgres, network, replicas, [])
+            cluster = Cluster(postgres, network, replicas, [], environment or {})
             runs = [asyncio.create_task(replica.run()) for replica in replicas]
             try:
                 await _unless_over(cluster.all_up(), runs)

@@ -50,7 +50,8 @@ def _is_used(cluster: Cluster, database: str) -> bool:
 async def _log_of(cluster: Cluster, database: str, model: Path) -> Log:
     if not await asyncio.to_thread(_is_used, cluster, database):
         return {}
-    server = ServerProcess("--model", model, "--store", cluster.postgres.url(database))
+    store, environment = cluster.postgres.url(database), cluster.environment
+    server = ServerProcess("--model", model, "--store", store, environment=environment)
     try:
         await asyncio.to_thread(server.start)
         log: Log = {}

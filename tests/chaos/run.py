@@ -25,7 +25,7 @@ from tests.chaos.sockets import SocketReader
 from tests.chaos.sse import SseReader
 from tests.chaos.waits import Waits
 from tests.reliability.history import Problem
-from tests.tiny import write_model
+from tests.tiny import BOUNDED, write_model
 
 #: After the last fault every session must come to its end within this.
 FINISH_S = 180.0
@@ -72,8 +72,17 @@ async def chaos(plan: Plan, say: Callable[[str], None] = lambda line: None) -> V
     """Runs ``plan``; ``say`` gets a line for each thing that happens."""
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(Path(folder) / "model", attention=plan.attention)
-        async with cluster_of(model, plan.seed, wires=plan.wires) as cluster:
-            return await _Run(plan, cluster, say).run(model)
+        bound = bound_of(plan.attention)
+        async with cluster_of(model, plan.seed, wires=plan.wires, environment=bound) as cluster:
+            return await _Run(plan, cluster, say).run(model, bound)
+
+
+def bound_of(attention: str) -> dict[str, str]:
+    """The variables of the bound of a model whose past slides; others have that of the server."""
+    context, past = BOUNDED.get(attention, (0, "stop"))
+    if past == "stop":
+        return {}
+    return {"EVERSTREAM_CONTEXT": str(context), "EVERSTREAM_PAST": past}
 
 
 class _Run:
@@ -87,12 +96,12 @@ class _Run:
         cluster.on_strike, cluster.on_over = self._struck, self._over
         cluster.on_loss = self._lost
 
-    async def run(self, model: Path) -> Verdict:
+    async def run(self, model: Path, bound: dict[str, str]) -> Verdict:
         plan, verdict = self._plan, self._verdict
         for replica in self._cluster.replicas:
             verdict.odd_ends += [f"{one} before any fault" for one in replica.exits]
         scripts = scripts_of(self._chance, plan.num_scripts, plan.longest)
-        expected = await expected_events(scripts, model)
+        expected = await expected_events(scripts, model, bound)
         self._start_s = time.monotonic()
         async with AsyncExitStack() as stack:
             clients = []

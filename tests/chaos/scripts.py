@@ -55,10 +55,12 @@ def _turn(chance: random.Random, longest: int) -> Turn:
     )
 
 
-async def expected_events(scripts: Sequence[Script], model: Path) -> dict[int, list[Event]]:
+async def expected_events(
+    scripts: Sequence[Script], model: Path, environment: dict[str, str]
+) -> dict[int, list[Event]]:
     """The events of each script on a server without other clients, as numbered in its session."""
     expected: dict[int, list[Event]] = {}
-    with ServerProcess("--model", model, "--store", "memory") as server:
+    with ServerProcess("--model", model, "--store", "memory", environment=environment) as server:
         for script in scripts:
             expected[script.index] = await _events(server.stream_url, script)
     return expected
