@@ -1,0 +1,141 @@
+"""A model with attention layers is served under the bound that its operator states."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.model.commands import everstream, refused
+from tests.server.served import Served, served
+from tests.tiny import TEXT, write_model
+
+CONTEXT = 64
+#: More tokens than the context.
+LONG = "fox " * 3 * CONTEXT
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("bounded") / "small", attention="qwen35")
+
+
+async def new_session(server: Served) -> str:
+    answer = await server.http.post("/v1/sessions", json={})
+    return str(answer.json()["session"])
+
+
+async def shown(server: Served, session: str) -> dict[str, Any]:
+    return dict((await server.http.get(f"/v1/sessions/{session}")).json())
+
+
+@pytest.mark.process
+async def test_text_ends_at_the_context_and_a_longer_prompt_is_refused(model: Path) -> None:
+    async with served(str(model), context=CONTEXT) as server:
+        answer = await server.complete("Once", max_tokens=1000)
+        usage = answer["usage"]
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert usage["total_tokens"] == CONTEXT
+        refusal = await server.http.post("/v1/completions", json={"prompt": LONG})
+        assert refusal.status_code == 400
+        error = refusal.json()["error"]
+        assert error["code"] == "context_length_exceeded"
+        assert error["param"] == "prompt"
+        assert re.search(rf"would have \d+ tokens.* context is {CONTEXT} ", error["message"])
+        chat = {"messages": [{"role": "user", "content": LONG}]}
+        refusal = await server.http.post("/v1/chat/completions", json=chat)
+        assert refusal.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_details_of_the_model_and_of_a_session(model: Path) -> None:
+    async with served(str(model), context=CONTEXT) as server:
+        (listed,) = (await server.http.get("/v1/models")).json()["data"]
+        about, session = listed["everstream"], await new_session(server)
+        assert (about["context"], about["past"]) == (CONTEXT, "stop")
+        at_bound = about["fixed_state_bytes"] + CONTEXT * about["state_bytes_per_token"]
+        assert about["state_bytes_per_session"] == at_bound
+        assert sum(tensor["bytes"] for tensor in about["state"]) <= at_bound
+        assert {tensor["name"] for tensor in about["state"]} == {"conv", "S", "k", "v"}
+        await server.text("Once upon a time", session=session, max_tokens=10)
+        found = await shown(server, session)
+        blocks = -(-(found["position"] - 1) // 16)
+        used = about["fixed_state_bytes"] + blocks * 16 * about["state_bytes_per_token"]
+        assert found["state_bytes"] == used < at_bound
+
+
+async def test_session_continues_under_another_context_after_a_restart(
+    model: Path, tmp_path: Path
+) -> None:
+    """And not under one that it does not fit, nor under one where the past slides."""
+    settings = {"store": str(tmp_path / "store"), "dtype": "float32", "backend": "native"}
+    async with served(str(model), context=CONTEXT, **settings) as server:
+        whole = await server.text("Once", max_tokens=48)
+        session = await new_session(server)
+        first = await server.text("Once", session=session, max_tokens=40)
+    async with served(str(model), context=4 * CONTEXT, **settings) as server:
+        second = await server.text("", session=session, max_tokens=8)
+        assert (await shown(server, session))["position"] < CONTEXT
+        assert len(await server.text("", session=session, max_tokens=100)) > 0
+    assert first + second == whole
+    async with served(str(model), context=CONTEXT, **settings) as server:
+        answer = await server.complete("", session=session)
+        assert answer["error"]["code"] == "context_length_exceeded"
+        assert "--context" in answer["error"]["message"]
+    async with served(str(model), context=4 * CONTEXT, past="slide", **settings) as server:
+        answer = await server.complete("", session=session)
+        assert answer["error"]["code"] == "snapshot_mismatch"
+
+
+async def test_sliding_session_is_exported_forked_rewound_and_has_no_end(model: Path) -> None:
+    settings = {"dtype": "float32", "context": CONTEXT, "past": "slide", "signing_key": "k" * 20}
+    async with served(str(model), **settings) as server, served(str(model), **settings) as other:
+        session = await new_session(server)
+        await server.text(LONG, session=session, max_tokens=1)
+        file = (await server.http.get(f"/v1/sessions/{session}/export")).content
+        answer = await server.http.post(f"/v1/sessions/{session}/fork", json={"n": 1})
+        (copy,) = answer.json()["sessions"]
+        taken = (await other.http.post("/v1/sessions/import", content=file)).json()
+        at = (await shown(server, session))["position"]
+        texts = [
+            await server.text("", session=session, max_tokens=2 * CONTEXT),
+            await server.text("", session=copy, max_tokens=2 * CONTEXT),
+            await other.text("", session=taken["session"], max_tokens=2 * CONTEXT),
+        ]
+        await server.http.post(f"/v1/sessions/{session}/rewind", json={"at": at})
+        texts.append(await server.text("", session=session, max_tokens=2 * CONTEXT))
+        assert len(set(texts)) == 1
+
+
+def test_commands_know_the_bound(model: Path, tmp_path: Path) -> None:
+    table = everstream("inspect", model, "--context", "1000")
+    assert re.search(r"context\W+1,008 tokens, then texts end", table)
+    assert re.search(r"1,000,000\W+more than the context", table)
+    assert "then old tokens slide out" in everstream("inspect", model, "--past", "slide")
+    long = ("generate", "--model", model, "--context", "32", "--max-tokens", "100", "--seed", "1")
+    short, endless = (everstream(*long, *past, "Once") for past in ((), ("--past", "slide")))
+    assert endless.startswith(short.rstrip())
+    assert len(short) < len(endless)
+    assert "would have" in refused(*long, TEXT)
+    state = ("state", "make", "--model", model, "--prompt", "Once", "--out", tmp_path / "s")
+    everstream(*state)
+    assert "Once" in everstream("state", "inspect", tmp_path / "s")
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    score = ("eval", model, "--data", text, "--mode", "stream", "--context", "32")
+    assert "--past slide" in refused(*score)
+    slid, whole = (
+        json.loads(everstream(*score[:-1], *bound))["bits_per_byte"]
+        for bound in (("32", "--past", "slide"), ("512",))
+    )
+    assert slid != whole
+
+
+def test_bound_is_for_models_with_attention_layers(tmp_path: Path) -> None:
+    constant = write_model(tmp_path / "constant")
+    for flags in (("--context", "64"), ("--past", "slide")):
+        assert "constant" in refused("generate", "--model", constant, *flags, "Once")
+        assert "constant" in refused("serve", "--model", constant, "--store", "memory", *flags)
+    assert "--context" in refused("serve", "--model", constant, "--context", "8")
