@@ -64,4 +64,10 @@ def resolve(ends: Ends, vocab_size: int, id_of: Callable[[str], int | None]) -> 
 
 
 def _value(path: Path, field: str) -> Any:
-    return read_json(path).get(field) if os.path.lexists(path) else None
+    """That of the file, or of its text model where a model has several."""
+    if not os.path.lexists(path):
+        return None
+    values = read_json(path)
+    text = values.get("text_config")
+    value = values.get(field)
+    return text.get(field) if value is None and isinstance(text, dict) else value

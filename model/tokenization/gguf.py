@@ -1,7 +1,7 @@
 """The tokenizer inside a GGUF file, from its metadata ``tokenizer.ggml.*``.
 
 Two kinds are read: RWKV's vocabulary (``rwkv``), whose tokens are written as Python writes bytes,
-and the byte-level BPE of GPT-2 (``gpt2`` with its way to cut a text, ``gpt-2``).
+and byte-level BPE (``gpt2``) with the ways to cut a text of `model.tokenization.cuts`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as Backend
 
 from model.tokenization.base import Codec, TokenizerError
+from model.tokenization.cuts import CUTS
 from model.tokenization.ends import NO_ENDS, Ends
 from model.tokenization.library import LibraryCodec
 from model.tokenization.world import WorldCodec
@@ -89,10 +90,12 @@ def _byte_level(
     tokens: list[bytes],
     types: Sequence[int],
 ) -> str:
-    """The ``tokenizer.json`` of a byte-level BPE that cuts texts as GPT-2 does."""
-    cut = metadata.get(_PREFIX + "pre", "default")
-    if cut != "gpt-2":
-        raise TokenizerError(f"{_PREFIX}pre {cut!r:.80} is not supported, only 'gpt-2'")
+    """The ``tokenizer.json`` of a byte-level BPE that cuts texts in one of the ways of `CUTS`."""
+    name = metadata.get(_PREFIX + "pre", "default")
+    cut = CUTS.get(name) if isinstance(name, str) else None
+    if cut is None:
+        known = ", ".join(CUTS)
+        raise TokenizerError(f"{_PREFIX}pre {name!r:.80} is not supported, only {known}")
     merges = arrays.get(_PREFIX + "merges")
     if not isinstance(merges, list):
         raise TokenizerError(f"{_PREFIX}merges is missing, or no array of strings")
@@ -108,10 +111,10 @@ def _byte_level(
         if types[id] != UNUSED:
             ids[name] = id
     try:
-        backend = Backend(models.BPE(vocab=ids, merges=pairs))
+        backend = Backend(models.BPE(vocab=ids, merges=pairs, ignore_merges=cut.whole_words))
     except Exception as error:  # the library raises bare Exception
         raise TokenizerError(f"{_PREFIX}merges: {error}") from error
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    cut.apply(backend)
     backend.decoder = decoders.ByteLevel()
     for name, id in ids.items():
         if types[id] in (CONTROL, USER_DEFINED):

@@ -19,6 +19,8 @@ from model.tokenization.ends import NO_ENDS, Ends, resolve
 from model.tokenization.kinds import SPACE, Json, byte_ids, bytes_of, first_bytes_of, flat, kind_of
 
 FILE = "tokenizer.json"
+#: Ends a turn of ChatML.
+TURN_END = "<|im_end|>"
 
 #: Bounds on what a damaged file may allocate; the largest that are published have 260,000 ids in
 #: 34 MB.
@@ -163,8 +165,14 @@ def _ids(backend: Backend, text: str) -> list[int]:
 
 
 def _ends(backend: Backend, ends: Ends, size: int, added: dict[int, AddedToken]) -> tuple[int, ...]:
-    """The ids that end a text, a special one first. Raises `TokenizerError` where none is named."""
+    """The ids that end a text, a special one first. Raises `TokenizerError` where none is named.
+
+    Files of models that write ChatML may name the end of a document or that of a turn alone.
+    """
     ids = resolve(ends, size, backend.token_to_id)
+    if backend.token_to_id(TURN_END) is not None:
+        both = (backend.token_to_id(name) for name in (END_OF_TEXT, TURN_END))
+        ids = list(dict.fromkeys([*ids, *(id for id in both if id is not None)]))
     if not ids:
         usual = backend.token_to_id(END_OF_TEXT)
         if usual is None:

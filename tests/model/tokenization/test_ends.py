@@ -34,6 +34,9 @@ def write(folder: Path, text: str, **files: Any) -> Path:
         ({"config": {"eos_token_id": 1}, "tokenizer_config": {"eos_token": "</s>"}}, (1, 2)),
         ({"config": {"eos_token_id": 1}, "generation_config": {"eos_token_id": [0, 1]}}, (1, 0)),
         ({"config": {"eos_token_id": None}, "tokenizer_config": {"eos_token": "<s>"}}, (1,)),
+        # A multimodal model's text model.
+        ({"config": {"text_config": {"eos_token_id": 2}}}, (2,)),
+        ({"config": {"eos_token_id": 1, "text_config": {"eos_token_id": 2}}}, (1,)),
         # A token of the vocabulary that is ordinary text ends one too, and is never the main end.
         ({"config": {"eos_token_id": [13, 2]}}, (2, 13)),
     ],

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from transformers import Qwen2Tokenizer, Qwen3_5Tokenizer
 
 from model.tokenization.base import Codec, TokenizerError
 from model.tokenization.gguf import escaped, read_gguf_codec, unescaped
@@ -103,6 +105,67 @@ def test_added_tokens_are_special_or_text() -> None:
     assert codec.token_bytes[300:] == [b"", b"<tool>"]
 
 
+#: Contractions, accents as characters of their own, digits, several spaces and line breaks.
+AWKWARD = (
+    "I'll  say it'S  1234567 times\r\n\r\n  x = [1,2];\n\n\n",
+    "cafe\u0301 \u0928\u092e\u0938\u094d\u0924\u0947 \u0e01\u0e33",
+    "\u00bd\u0663\u0664 a\u0301b!?\u0301",
+    "  \t once\u00a0upon\u2028a time\u3000 \U0001f44d\U0001f3fd ",
+)
+
+
+@pytest.mark.parametrize("text", AWKWARD)
+@pytest.mark.parametrize(
+    ("pre", "theirs"), [("qwen35", Qwen3_5Tokenizer), ("qwen2", Qwen2Tokenizer)]
+)
+def test_qwen_cuts_texts_as_transformers(pre: str, theirs: Any, text: str) -> None:
+    values = json.loads(tiny_tokenizer().content)["model"]
+    merges = [tuple(merge) for merge in values["merges"]]
+    wanted = theirs(vocab=values["vocab"], merges=merges)
+    codec = read(byte_level_metadata() | {P + "pre": pre}, 300)
+    assert isinstance(codec, LibraryCodec)
+    assert codec.encode(text) == wanted(text)["input_ids"]
+    found, inside = Backend.from_str(codec.content()), wanted.backend_tokenizer
+    assert words(found, text) == words(inside, text)
+    assert b"".join(codec.token_bytes[id] for id in codec.encode_exact(text)) == text.encode()
+
+
+def words(backend: Backend, text: str) -> list[tuple[str, tuple[int, int]]]:
+    if backend.normalizer is not None:
+        text = backend.normalizer.normalize_str(text)
+    assert backend.pre_tokenizer is not None
+    return list(backend.pre_tokenizer.pre_tokenize_str(text))
+
+
+def test_lfm2_cuts_texts_as_llama_3() -> None:
+    """Digits by threes; accents are no letters."""
+    codec = read(byte_level_metadata() | {P + "pre": "lfm2"}, 300)
+    assert isinstance(codec, LibraryCodec)
+    found = words(Backend.from_str(codec.content()), "I'LL say 1234567\n\n\n  a.b  ")
+    pieces = ["I", "'LL", "\u0120say", "\u0120", "123", "456", "7", "\u010a\u010a\u010a"]
+    assert [word for word, _ in found] == [*pieces, "\u0120", "\u0120a", ".b", "\u0120\u0120"]
+
+
+def test_word_of_lfm2_that_is_a_token_needs_no_merges() -> None:
+    metadata = byte_level_metadata()
+    metadata[P + "tokens"] += [b"zqx"]
+    metadata[P + "token_type"] = np.append(metadata[P + "token_type"], [NORMAL])
+    for pre, is_whole in (("lfm2", True), ("qwen35", False)):
+        codec = read(metadata | {P + "pre": pre}, 301)
+        assert codec is not None
+        assert (codec.encode("zqx") == [300]) == is_whole
+
+
+def test_chat_models_end_turns_and_documents_whatever_the_file_names() -> None:
+    metadata = byte_level_metadata()
+    metadata[P + "tokens"] += [b"<|im_end|>", b"<|im_start|>"]
+    metadata[P + "token_type"] = np.append(metadata[P + "token_type"], [CONTROL, CONTROL])
+    for end, ids in ((0, (0, 300)), (300, (300, 0))):
+        codec = read(metadata | {P + "eos_token_id": end}, 302)
+        assert codec is not None
+        assert codec.eos_token_ids == ids
+
+
 @pytest.mark.parametrize("metadata", [{}, {P + "model": "no_vocab"}])
 def test_file_may_have_none(metadata: dict[str, Any]) -> None:
     assert read(metadata, 300) is None
@@ -137,7 +200,7 @@ def test_broken_vocabulary_is_named(change: dict[str, Any], message: str) -> Non
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"pre": "llama-bpe"}, "tokenizer.ggml.pre 'llama-bpe' is not supported, only 'gpt-2'"),
+        ({"pre": "llama-bpe"}, "tokenizer.ggml.pre 'llama-bpe' is not supported, only gpt-2, "),
         ({"pre": None}, "tokenizer.ggml.pre 'default' is not supported"),
         ({"merges": None}, "tokenizer.ggml.merges is missing"),
         ({"merges": [b"q"]}, "tokenizer.ggml.merges: "),

@@ -1,0 +1,54 @@
+"""How byte-level tokenizers cut a text into words, by the names that GGUF has for it.
+
+The patterns are those of the published ``tokenizer.json``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokenizers import Regex, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """``pattern`` matches a word; without one it is GPT-2's.
+
+    ``whole_words``: a word that is a token becomes it without merges. ``composed``: a text is
+    normalised to NFC.
+    """
+
+    pattern: str = ""
+    whole_words: bool = False
+    composed: bool = False
+
+    def apply(self, backend: Backend) -> None:
+        """Sets what comes before the merges."""
+        if self.composed:
+            backend.normalizer = normalizers.NFC()
+        if not self.pattern:
+            backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            return
+        words = pre_tokenizers.Split(Regex(self.pattern), behavior="isolated")
+        bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([words, bytes_])
+
+
+def _pattern(letters: str, digits: str) -> str:
+    """Words of ``letters``, which may have one other character in front, and ``digits``."""
+    others = rf" ?[^\s{letters}\p{{N}}]+[\r\n]*"
+    word = rf"[^\r\n\p{{L}}\p{{N}}]?[{letters}]+"
+    return f"{_CONTRACTIONS}|{word}|{digits}|{others}|{_SPACES}"
+
+
+#: ``tokenizer.ggml.pre`` -> how to cut.
+CUTS = {
+    "gpt-2": Cut(),
+    "qwen2": Cut(_pattern(r"\p{L}", r"\p{N}"), composed=True),
+    "qwen35": Cut(_pattern(r"\p{L}\p{M}", r"\p{N}"), composed=True),
+    "lfm2": Cut(_pattern(r"\p{L}", r"\p{N}{1,3}"), whole_words=True),
+}
