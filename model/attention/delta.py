@@ -9,9 +9,12 @@ Rule", eq. 10.
 
 q and k have unit length (q then times K^-1/2), after a short convolution and a
 silu as in `gated`. Without option ``decay`` a = 1 (Schlag et al. 2021, "Linear
-Transformers Are Secretly Fast Weight Programmers", eq. 24).
+Transformers Are Secretly Fast Weight Programmers", eq. 24). With option ``negative_eigenvalues``
+beta is twice as large, so that a token may turn what its key reads around (Grazzi et al. 2024,
+"Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues"). Without option ``gate``
+the output is rms_norm(q_t^T S_t). Option ``key_dim`` is K, and V where it is 0.
 
-State per layer: S [H, K, V]; with a convolution also conv [W - 1, 3 H K].
+State per layer: S [H, K, V]; with a convolution also conv [W - 1, H (2 K + V)].
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from model.ops.fused.delta import packed_delta_chunk
 
 
 class DeltaAttention(ConvolvedAttention):
-    """See the module's docstring. Options: ``conv_size`` (0 for none), ``decay``."""
+    """See the module's docstring. ``conv_size`` is 0 for no convolution."""
 
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__(config)
@@ -75,6 +78,8 @@ class DeltaAttention(ConvolvedAttention):
         in the rest after it, where an odd number of heads puts a row now here, now there.
         """
         beta = F.logsigmoid(self.beta(x).float()).exp()
+        if self.options["negative_eigenvalues"]:
+            beta = 2 * beta
         if not self.options["decay"]:
             return beta, torch.zeros_like(beta)
         return beta, self.decay_log.float().exp() * F.logsigmoid(-self.decay(x).float())

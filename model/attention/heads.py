@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from model.attention.base import Attention
 from model.attention.spec import AttentionConfig, key_dim
@@ -55,12 +56,17 @@ class HeadsAttention(Attention):
 
 
 class GatedOutputAttention(HeadsAttention):
-    """Instead of a denominator: ``out(rms_norm(num) * norm_weight * silu(gate(x)))``."""
+    """Instead of a denominator: ``out(rms_norm(num) * norm_weight * silu(gate(x)))``.
+
+    Without ``gate`` where a mechanism has an option of this name that is false.
+    """
 
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__(config)
         width = config.num_attention_heads * config.head_dim
-        self.gate = nn.Linear(config.hidden_size, width, bias=False)
+        self.gate: nn.Linear | None = None
+        if self.options.get("gate", True):
+            self.gate = nn.Linear(config.hidden_size, width, bias=False)
         self.norm_weight = nn.Parameter(torch.ones(config.head_dim))
 
     def reset_parameters(self, generator: torch.Generator) -> None:
@@ -69,6 +75,9 @@ class GatedOutputAttention(HeadsAttention):
 
     def _gated_output(self, num: Tensor, x: Tensor) -> Tensor:
         """The sums [..., H, V] and the layer's input [..., D] to [..., D]."""
+        if self.gate is None:
+            weight, eps = self.norm_weight, self.config.rms_norm_eps
+            return self._merge(F.rms_norm(num.float(), weight.shape, weight.float(), eps), x.dtype)
         gate = self.gate(x).unflatten(-1, num.shape[-2:])
         return self.out(self._gated_norm(num, gate).flatten(-2))  # type: ignore[no-any-return]
 

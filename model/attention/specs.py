@@ -124,7 +124,13 @@ GATED = Spec(
 DELTA = Spec(
     state_specs.convolved_state,
     weight_shapes.delta_weights,
-    {"conv_size": Option(4, (0, 1024)), "decay": Option(True)},
+    {
+        "conv_size": Option(4, (0, 1024)),
+        "decay": Option(True),
+        "key_dim": Option(0, WIDTH_OR_NONE),
+        "gate": Option(True),
+        "negative_eigenvalues": Option(False),
+    },
     rules=(check_convolution,),
 )
 SOFTMAX = Spec(

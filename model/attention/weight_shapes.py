@@ -53,9 +53,11 @@ def gated_weights(config: AttentionConfig, options: Options) -> Weights:
 
 
 def delta_weights(config: AttentionConfig, options: Options) -> Weights:
-    """A gate beta per head and, where there is one, a decay."""
+    """A gate beta per head and, where there is one, a decay; the output's gate may be missing."""
     heads = config.num_attention_heads
     shapes = _convolved_weights(config, options)
+    if not options["gate"]:
+        del shapes["gate.weight"]
     shapes["beta.weight"] = (heads, config.hidden_size)
     if options["decay"]:
         shapes |= {

@@ -32,6 +32,8 @@ READERS: dict[str, tuple[str, str]] = {
     "gla": ("model.foreign.flash_linear_attention", "read_gla"),
     "retnet": ("model.foreign.flash_linear_attention", "read_retnet"),
     "linear_attn": ("model.foreign.flash_linear_attention", "read_linear_attn"),
+    "gated_deltanet": ("model.foreign.flash_linear_attention", "read_gated_deltanet"),
+    "delta_net": ("model.foreign.flash_linear_attention", "read_delta_net"),
     "rwkv7": ("model.foreign.rwkv7", "read_rwkv7"),
     "rwkv7_native": ("model.foreign.rwkv7", "read_rwkv7"),
     "rwkv7_hf_adapter": ("model.foreign.rwkv7", "read_rwkv7"),
@@ -71,6 +73,12 @@ REFUSED: dict[str, tuple[str, ...]] = {
         *("lfm2_vl", "lfm2-vl", "lfm2_audio", "lfm3", "lfm3_moe"),
     ),
     "of this family only RWKV-7 is": ("rwkv4", "rwkv5", "rwkv6"),
+    "its keys are what its forget gates leave, which no mechanism here computes": (
+        *("hgrn", "hgrn2"),
+    ),
+    "of fla, gla, retnet, linear_attn, gated_deltanet, delta_net and rwkv7 are": (
+        *("kda", "gsa", "abc", "lightnet", "comba", "gated_deltaproduct", "mesa_net", "rodimus"),
+    ),
 }
 #: Models that others made of transformers, by a part of their names; some have attention layers.
 OTHER_HYBRIDS = re.compile(r"^any2rwkv_|qwerky|radlads|hrwkv|^rwkv\d+qwen\d")

@@ -1,11 +1,12 @@
-"""The families ``gla``, ``retnet`` and ``linear_attn`` of flash-linear-attention.
+"""Families of flash-linear-attention: gla, retnet, linear_attn, gated_deltanet, delta_net.
 
 Theirs is our block: RMS norms, a SwiGLU and an attention with projections of
 its own. Historical variants of the keys are read: until spring 2024 the
 embedding was ``embed_tokens``; until February 2025 the MLP held gate and value
 in one ``gate_proj``, since then with ``up_proj`` next to it; and the norm before
 the output gate is ``g_norm_swish_gate`` where it is fused with the gate, else
-``g_norm``. Grouped keys are repeated for each of their queries.
+``g_norm``. Grouped keys are repeated for each of their queries; in a gated_deltanet with more heads
+of values than of keys, keys and queries for each of their values.
 
 Hybrids with softmax layers and residuals over blocks (``attn``,
 ``attnres_block_size``) are refused, as are feature maps that are not in ours.
@@ -102,6 +103,60 @@ def read_linear_attn(
     return config, shape.model(weights, attention)
 
 
+def read_gated_deltanet(
+    source: ForeignConfig, weights: Weights
+) -> tuple[ModelConfig, dict[str, Array]]:
+    """Gated DeltaNet, as our ``delta``."""
+    source.choice("use_mamba_gate", True)
+    shape = _GroupedValues(source, "delta", hidden_ratio=4)
+    config, attention = _delta(shape, weights, use_gate=True, decay=True)
+    return config, shape.model(weights, attention)
+
+
+def read_delta_net(source: ForeignConfig, weights: Weights) -> tuple[ModelConfig, dict[str, Array]]:
+    """DeltaNet, as our ``delta`` without a decay."""
+    for name, only in (("qk_norm", "l2"), ("qk_activation", "silu"), ("use_rope", False)):
+        source.choice(name, only)
+    source.choice("use_beta", True)
+    source.choice("use_output_norm", True)
+    source.ignore("chunk_size")
+    shape = _Shape(source, "delta", expand_k=1.0, expand_v=1.0, hidden_ratio=4, num_heads=16)
+    config, attention = _delta(shape, weights, use_gate=False, decay=False)
+    return config, shape.model(weights, attention)
+
+
+def _delta(
+    shape: _Shape, weights: Weights, use_gate: bool, decay: bool
+) -> tuple[ModelConfig, Callable[[str], dict[str, Array]]]:
+    """The config, and what gives a layer's weights. ``use_gate`` is the default of theirs."""
+    source = shape.source
+    source.choice("use_short_conv", True)
+    source.choice("conv_bias", False)
+    options: dict[str, Any] = {"conv_size": source.integer("conv_size", 4), "decay": decay}
+    if not source.boolean("use_gate", use_gate):
+        options["gate"] = False
+    if source.boolean("allow_neg_eigval", False):
+        options["negative_eigenvalues"] = True
+    config = shape.config(options)
+
+    def attention(key: str) -> dict[str, Array]:
+        convolutions = shape.join_qkv(weights, f"{key}.{{}}_conv1d.weight")
+        block = {
+            "norm_weight": weights.take(f"{key}.o_norm.weight"),
+            "conv_weight": convolutions.reshape(len(convolutions), -1),
+            "beta.weight": weights.take(f"{key}.b_proj.weight"),
+        }
+        if "gate" not in options:
+            block["gate.weight"] = weights.take(f"{key}.g_proj.weight")
+        if decay:
+            block["decay.weight"] = weights.take(f"{key}.a_proj.weight")
+            block["decay.bias"] = weights.take(f"{key}.dt_bias")
+            block["decay_log"] = weights.take(f"{key}.A_log")
+        return block
+
+    return config, attention
+
+
 KINDS = ("weight", "bias")
 
 
@@ -111,16 +166,19 @@ def _refuse_features(source: ForeignConfig) -> None:
 
 
 class _Shape:
-    """What the three families share: sizes, the MLP, the norms and the projections."""
+    """What the families share: sizes, the MLP, the norms and the projections."""
+
+    #: Which of q, k and v have fewer heads than the others, where there are fewer.
+    grouped = "kv"
 
     def __init__(
         self,
         source: ForeignConfig,
         attention: str,
-        expand_k: float,
-        expand_v: float,
-        hidden_ratio: int,
-        num_heads: int,
+        expand_k: float = 1.0,
+        expand_v: float = 1.0,
+        hidden_ratio: int = 4,
+        num_heads: int = 1,
     ) -> None:
         self.source, self.attention = source, attention
         source.ignore(*HARMLESS)
@@ -129,6 +187,17 @@ class _Shape:
         source.choice("attnres_block_size", None)
         self.affine = source.boolean("elementwise_affine", True)
         self.width = source.integer("hidden_size", 2048)
+        self._read_heads(num_heads, expand_k, expand_v)
+        ratio = source.integer("hidden_ratio", hidden_ratio)
+        rounded = 256 * -(-int(self.width * ratio * 2 / 3) // 256)
+        self.intermediate_size = source.integer("intermediate_size", rounded)
+        self.tied = source.boolean("tie_word_embeddings", False)
+        older = source.number("rms_norm_eps", 1e-6)  # its name until spring 2024
+        self.norm_eps = source.number("norm_eps", older)
+        self.num_layers = source.integer("num_hidden_layers", 24)
+
+    def _read_heads(self, num_heads: int, expand_k: float, expand_v: float) -> None:
+        source = self.source
         self.heads = source.integer("num_heads", num_heads)
         self.kv_heads = source.integer("num_kv_heads", self.heads)
         if self.heads % self.kv_heads:
@@ -139,13 +208,6 @@ class _Shape:
         self.groups = (self.kv_heads, self.heads // self.kv_heads)
         self.key_dim = self._per_head("expand_k", expand_k)
         self.value_dim = self._per_head("expand_v", expand_v)
-        ratio = source.integer("hidden_ratio", hidden_ratio)
-        rounded = 256 * -(-int(self.width * ratio * 2 / 3) // 256)
-        self.intermediate_size = source.integer("intermediate_size", rounded)
-        self.tied = source.boolean("tie_word_embeddings", False)
-        older = source.number("rms_norm_eps", 1e-6)  # its name until spring 2024
-        self.norm_eps = source.number("norm_eps", older)
-        self.num_layers = source.integer("num_hidden_layers", 24)
 
     def _per_head(self, name: str, default: float) -> int:
         total = self.width * self.source.number(name, default)
@@ -172,6 +234,10 @@ class _Shape:
             bos_token_id=self.source.special_id("bos_token_id", vocab_size),
             eos_token_id=self.source.special_id("eos_token_id", vocab_size),
         )
+
+    def join_qkv(self, weights: Weights, pattern: str) -> Array:
+        """Rows of q, k and v, each with as many heads as any of them."""
+        return weights.join_qkv(pattern, *self.groups, self.grouped)
 
     def norm_weight(self, weights: Weights, *names: str) -> Array:
         return weights.take(*names) if self.affine else np.ones(self.value_dim, np.float32)
@@ -201,14 +267,36 @@ class _Shape:
                 "mlp_norm.weight": weights.take(f"{key}.mlp_norm.weight"),
                 "mlp.up.weight": _gate_and_value(f"{key}.mlp", weights),
                 "mlp.down.weight": weights.take(f"{key}.mlp.down_proj.weight"),
-                "attention.qkv.weight": weights.join_qkv(
-                    f"{key}.attn.{{}}_proj.weight", *self.groups
-                ),
+                "attention.qkv.weight": self.join_qkv(weights, f"{key}.attn.{{}}_proj.weight"),
                 "attention.out.weight": weights.take(f"{key}.attn.o_proj.weight"),
                 **{f"attention.{n}": t for n, t in attention(f"{key}.attn").items()},
             }
             ours.update({f"blocks.{layer}.{name}": tensor for name, tensor in block.items()})
         return {**ours, **weights.head(self.tied, ours["embedding.weight"])}
+
+
+class _GroupedValues(_Shape):
+    """The sizes of gated_deltanet, where several heads of values may share one of keys."""
+
+    grouped = "qk"
+
+    def _read_heads(self, num_heads: int, expand_k: float, expand_v: float) -> None:
+        source = self.source
+        keys = source.integer("num_heads", 6)
+        self.heads = source.integer("num_v_heads", keys)
+        if self.heads % keys:
+            raise ConfigError(
+                f"{source.family}: num_heads must divide num_v_heads {self.heads}, not {keys}"
+            )
+        self.groups = (keys, self.heads // keys)
+        self.key_dim = source.integer("head_dim", 256)
+        width = self.key_dim * source.number("expand_v", 2.0)
+        if not 0 < width <= MAX_SIZE or width != int(width):
+            raise ConfigError(
+                f"{source.family}: expand_v times {self.key_dim} must be a whole number, not"
+                f" {width:g}"
+            )
+        self.value_dim = int(width)
 
 
 def _gate_and_value(key: str, weights: Weights) -> Array:

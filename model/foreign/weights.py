@@ -39,16 +39,18 @@ class Weights:
         _refuse_misfits(parts)
         return np.concatenate(list(parts.values()))
 
-    def join_qkv(self, pattern: str, num_heads: int, groups: int) -> Array:
-        """The rows of q, k and v in one tensor, k and v as `take_grouped` gives them.
+    def join_qkv(self, pattern: str, num_heads: int, groups: int, grouped: str = "kv") -> Array:
+        """The rows of q, k and v in one tensor, the ``grouped`` ones as `take_grouped` gives them.
 
         ``pattern`` is their key with ``{}`` in the place of the letter.
         """
         parts = {key: self.take(key) for key in (pattern.format(name) for name in "qkv")}
         _refuse_misfits(parts)
-        q, *grouped = parts.items()
         return np.concatenate(
-            [q[1], *(self._repeated(*part, num_heads, groups) for part in grouped)]
+            [
+                self._repeated(key, part, num_heads, groups) if name in grouped else part
+                for name, (key, part) in zip("qkv", parts.items(), strict=True)
+            ]
         )
 
     def has(self, name: str) -> bool:

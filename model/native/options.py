@@ -159,6 +159,7 @@ def block_options(config: ModelConfig, layout: StateLayout) -> Options:
         "eps": config.rms_norm_eps,
         "rope_theta": options.get("rope_theta", 10_000.0),
         "gelu": config.mlp == "gelu",
+        "max_beta": 2.0 if options.get("negative_eigenvalues") else 1.0,
         "xpos": options.get("positions") == "xpos",
         "state_bytes": layout.num_bytes,
     }

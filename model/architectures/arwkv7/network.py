@@ -41,7 +41,7 @@ class Arwkv7(Decoder):
         x, v_first, after = self.embedding(tokens), None, []
         for block, layer in zip(self.blocks, state, strict=True):
             assert isinstance(block, DecoderBlock), block
-            h = block.mixer_norm(x)
+            h = block.mixer_norm(x).to(x.dtype)  # autocast rounds it, but not the token shift
             before = shifted(h, layer["time_shift"])
             y, s, v_first = block.mixer(h, before, v_first, layer["S"], run)
             x = block.rest(x + y)

@@ -98,9 +98,10 @@ def delta(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]
     the u_j before it: a triangular system. S_i is the decayed sum of k_j u_j^T.
     """
     qkv, state = convolved(weights, linear(weights, "qkv", x), option(layer, "conv_size", 4))
-    q, k, v = heads(qkv, layer)
+    q, k, v = heads(qkv, layer, option(layer, "key_dim", 0))
     q, k = (t / (t.square().sum(-1, keepdim=True) + 1e-6).sqrt() for t in (q, k))
     beta = torch.sigmoid(linear(weights, "beta", x)).transpose(1, 2).unsqueeze(-1)  # [B, H, T, 1]
+    beta = beta * (2 if option(layer, "negative_eigenvalues", False) else 1)
     log_a = torch.zeros_like(beta).squeeze(-1)
     if option(layer, "decay", default=True):
         rate = torch.exp(weights["decay_log"]) * F.softplus(linear(weights, "decay", x))

@@ -58,8 +58,10 @@ def scaled(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, Tenso
 
 def gated_output(layer: Attention, weights: Weights, o: Tensor, x: Tensor) -> Tensor:
     """The output of the mechanisms with a norm and a gate; ``o`` [B, T, H, V] is normed."""
-    gate = linear(weights, "gate", x)
     o = (o * weights["norm_weight"]).flatten(2)
+    if "gate.weight" not in weights:
+        return linear(weights, "out", o)
+    gate = linear(weights, "gate", x)
     return linear(weights, "out", o * gate * torch.sigmoid(gate))
 
 

@@ -26,7 +26,12 @@ ROTARY: list[dict[str, object]] = [{"rotary": "before"}, {"rotary": "after"}]
 VARIANTS: dict[str, list[dict[str, object]]] = {
     "cosformer": [{"horizon": 32}],
     "cosine": [{"rotary": "before"}],
-    "delta": [{"conv_size": 0}, {"decay": False}],
+    "delta": [
+        {"conv_size": 0},
+        {"decay": False},
+        {"key_dim": 4, "gate": False},
+        {"negative_eigenvalues": True},
+    ],
     "efficient": [{"rotary": "before"}],
     "elu": [*ROTARY, {"rotary": "before", "rope_theta": 100.0}],
     "gated": [{"conv_size": 0}, {"conv_size": 2}, {"key_dim": 4}],

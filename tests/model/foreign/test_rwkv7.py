@@ -282,6 +282,8 @@ def test_missing_key_of_a_folder_is_named(folder: Path) -> None:
         ("qwen3_next", "some of its layers are attention, whose state grows with the text"),
         ("jamba", "some of its layers are attention"),
         ("rwkv6", "of this family only RWKV-7 is"),
+        ("hgrn2", "its keys are what its forget gates leave"),
+        ("kda", "of fla, gla, retnet, linear_attn, gated_deltanet, delta_net"),
     ],
 )
 def test_other_families_are_refused_with_the_reason(

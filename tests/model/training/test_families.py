@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from model.architectures.arwkv7.config import Arwkv7Config
 from model.architectures.config import Config
 from model.architectures.mamba.config import MambaConfig
 from model.architectures.mamba2.config import Mamba2Config
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.checkpoint import load_checkpoint
+from model.config import ModelConfig
 from model.tokenizer import Tokenizer
 from model.training.config import TrainConfig
 from model.training.data import Source
@@ -64,6 +66,25 @@ def mamba(tokenizer: Tokenizer) -> MambaConfig:
 
 
 @pytest.fixture
+def arwkv7(tokenizer: Tokenizer) -> Arwkv7Config:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "head_dim": 8}
+    options = {"attention_options": {"gate_rank": 8}}
+    return Arwkv7Config.for_training(
+        tokenizer.vocab_size, tokenizer.eos_token_id, {**sizes, **options}
+    )
+
+
+@pytest.fixture
+def gated_deltanet(tokenizer: Tokenizer) -> ModelConfig:
+    """Our `delta` with every option that models of this family may have."""
+    options = {"key_dim": 4, "gate": False, "negative_eigenvalues": True}
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8}
+    return ModelConfig.for_training(
+        tokenizer.vocab_size, tokenizer.eos_token_id, {**sizes, "attention_options": options}
+    )
+
+
+@pytest.fixture
 def family(request: pytest.FixtureRequest) -> Config:
     """A config by the name of its fixture."""
     found: Config = request.getfixturevalue(request.param)
@@ -73,7 +94,7 @@ def family(request: pytest.FixtureRequest) -> Config:
 @pytest.mark.parametrize(
     ("optimizer", "precision"), [("muon", "float32"), ("adamw", "float32"), ("muon", "bfloat16")]
 )
-@pytest.mark.parametrize("family", ["rwkv7", "mamba2"], indirect=True)
+@pytest.mark.parametrize("family", ["rwkv7", "mamba2", "arwkv7", "gated_deltanet"], indirect=True)
 def test_stopped_run_resumes_bit_for_bit(
     optimizer: str, precision: str, config: TrainConfig, family: Config, tokenizer: Tokenizer
 ) -> None:

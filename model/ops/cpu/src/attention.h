@@ -364,6 +364,7 @@ inline void cosformer_token(const Head& x, const Token& t, float* o) {
 inline void gated_output(const Head& x, const Token& t, float* o) {
     const BlockModel& m = x.m;
     if (m.mechanism == Mechanism::dijiang) center(o, m.value);
+    if (!m.gated) return rms_norm(o, x.l.norm_weight, m.eps, m.value);
     gated_norm(o, x.l.norm_weight, t.in + m.qkv() + x.h * m.value, m.eps, m.value);
 }
 
@@ -456,7 +457,7 @@ inline void delta_token(const Head& x, const Token& t, float* o) {
     convolved_heads(x, t);
     scale(x.s.q, inverse_length(x.s.q, K) * root(K), K);
     scale(x.s.k, inverse_length(x.s.k, K), K);
-    const float beta = 1.0f / (1.0f + std::exp(-t.extra[x.h]));
+    const float beta = m.max_beta / (1.0f + std::exp(-t.extra[x.h]));
     float decay = 0.0f;
     if (x.l.decay_rate) {
         const double a = double(t.extra[m.num_heads + x.h]) + x.l.decay_bias[x.h];

@@ -100,6 +100,7 @@ void BlockBuilder::read_options(const Options& o) {
     m.rank = o.integer("decay_rank");
     m.epoch = int64_t(o.number("epoch"));
     m.beta = float(o.number("beta"));
+    m.max_beta = float(o.number("max_beta"));
     m.rope_theta = o.number("rope_theta");
     m.gelu = o.integer("gelu") != 0;
     m.xpos = o.integer("xpos") != 0;
@@ -113,7 +114,8 @@ void BlockBuilder::read_layer(const Options& o, int index) {
     layer.attention_norm = p_.norm(block + "attention_norm");
     layer.mlp_norm = p_.norm(block + "mlp_norm");
     std::vector<std::string> in = {prefix + "qkv"};
-    if (p_.has(prefix + "gate.weight")) in.push_back(prefix + "gate");
+    model_.gated = p_.has(prefix + "gate.weight");
+    if (m.gated) in.push_back(prefix + "gate");
     layer.in = p_.pack(in, m.precision);
     layer.out = p_.pack({prefix + "out"}, m.precision);
     layer.up = p_.pack({block + "mlp.up"}, m.precision, m.gelu ? Rows::plain : Rows::paired);

@@ -57,10 +57,12 @@ struct BlockModel : Model {
     int window = 0, conv_size = 0, rank = 0;
     int64_t epoch = 0;               // cosformer: half its horizon
     float beta = 1.0f;               // soft_vq
+    float max_beta = 1.0f;           // delta
     double rope_theta = 10000.0;
     Rotary rotary = Rotary::none;
     FeatureMap map = FeatureMap::product;
     bool gelu = false, xpos = false;
+    bool gated = true;  // whether there is an output gate after q, k and v in Layer::in
     Table positions;  // no rows: none is added
     const Layer* layers = nullptr;
 

@@ -45,6 +45,8 @@ SHAPES: list[dict[str, object]] = [
 MORE: list[Case] = [
     ("cosformer", {"horizon": 6}),
     ("delta", {"conv_size": 2}),
+    ("delta", {"key_dim": 20, "negative_eigenvalues": True}),
+    ("delta", {"key_dim": 3, "gate": False, "decay": False}),
     ("gated", {"decay_rank": 3}),
     ("gated", {"key_dim": 20}),
     ("normed", {"key_dim": 20}),
