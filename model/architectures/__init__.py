@@ -68,12 +68,14 @@ ARCHITECTURES: dict[str, Architecture] = {
         name="qwen35",
         config=("model.architectures.qwen35.config", "Qwen35Config"),
         network=("model.architectures.qwen35.network", "Qwen35"),
+        chat=("model.architectures.qwen35.chat", "qwen35_chat"),
         native=("model.native.options", "qwen35_options"),
     ),
     "everstream-lfm2": Architecture(
         name="lfm2",
         config=("model.architectures.lfm2.config", "Lfm2Config"),
         network=("model.architectures.lfm2.network", "Lfm2"),
+        chat=("model.architectures.lfm2.chat", "lfm2_chat"),
         native=("model.native.options", "lfm2_options"),
     ),
     "everstream-mamba": Architecture(

@@ -43,10 +43,12 @@ FENCED = CallForm(
     end="}\n```",
 )
 FORMS = {form.name: form for form in (TAGGED, FENCED)}
+#: In templates that teach calls whose arguments are not JSON, as those of Qwen3.5 do.
+_NOT_JSON = "<function="
 
 
 def form_in(template: str) -> CallForm | None:
     """The form that a template which shows the model its tools writes calls in, if it is known."""
-    if "tools" not in template or "arguments" not in template:
+    if "tools" not in template or "arguments" not in template or _NOT_JSON in template:
         return None
     return next((form for form in FORMS.values() if form.marker in template), None)

@@ -1,0 +1,96 @@
+"""The turns of Qwen3.5 and LFM2 where a checkpoint has no template, and what theirs say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from model.architectures.chat import chat_of
+from model.architectures.lfm2.chat import TEMPLATE as LFM2
+from model.architectures.qwen35.chat import TEMPLATE as QWEN35
+from model.chat.call_forms import TAGGED, form_in
+from model.chat.template import PLAIN, ChatTemplate
+from model.chat.turns import Switch
+from model.tokenizer import Tokenizer
+from server.chat.sandbox import render
+from tests.tiny import tiny_checkpoint, tiny_tokenizer
+
+HI: dict[str, Any] = {"role": "user", "content": " Hi"}
+THOUGHT: dict[str, Any] = {"role": "assistant", "content": "<think>\nWell\n</think>\n\nYes"}
+CALL: dict[str, Any] = {"function": {"name": "f", "arguments": {"a": 1}}}
+ASKED = "<|im_start|>user\nHi<|im_end|>\n"
+ANSWER = "<|im_start|>assistant\n"
+NO_THOUGHT = "<think>\n\n</think>\n\n"
+#: How the template of Qwen3.5 shows a call.
+XML = "{{ tools }}{{ c.arguments }}<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>"
+
+
+def written(template: str, *messages: dict[str, Any], **variables: Any) -> str:
+    given = {"messages": messages, "add_generation_prompt": True, **variables}
+    return render(template, given, 100_000, 0.0)
+
+
+def with_tokens(*names: str) -> Tokenizer:
+    backend = Backend.from_str(tiny_tokenizer().content)
+    backend.add_tokens([AddedToken(name, special=True) for name in names])
+    return Tokenizer.from_json(backend.to_str())
+
+
+def test_qwen35_thinks_where_it_is_asked_to() -> None:
+    assert written(QWEN35, HI) == ASKED + ANSWER + NO_THOUGHT
+    assert written(QWEN35, HI, enable_thinking=False) == ASKED + ANSWER + NO_THOUGHT
+    assert written(QWEN35, HI, enable_thinking=True) == ASKED + ANSWER + "<think>\n"
+    thinking = ChatTemplate(QWEN35).thinking
+    assert thinking is not None and thinking.switches == (Switch("enable_thinking"),)
+
+
+def test_qwen35_reads_no_thoughts_of_earlier_turns() -> None:
+    system = {"role": "system", "content": "Be brief. "}
+    text = written(QWEN35, system, HI, THOUGHT, HI)
+    told = "<|im_start|>system\nBe brief.<|im_end|>\n"
+    said = ANSWER + "Yes<|im_end|>\n"
+    assert text == told + ASKED + said + ASKED + ANSWER + NO_THOUGHT
+
+
+def test_qwen35_shows_tools_calls_and_results() -> None:
+    called = {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]}
+    results = [{"role": "tool", "content": number} for number in "12"]
+    text = written(QWEN35, HI, called, *results, tools=[{"type": "function"}])
+    assert '<tools>\n{"type": "function"}\n</tools>' in text
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    assert f"{ASKED}{ANSWER}{call}\n{call}<|im_end|>\n" in text
+    shown = "".join(f"\n<tool_response>\n{number}\n</tool_response>" for number in "12")
+    assert text.endswith(f"<|im_start|>user{shown}<|im_end|>\n{ANSWER}{NO_THOUGHT}")
+    assert ChatTemplate(QWEN35).calls == TAGGED
+
+
+def test_calls_that_are_not_json_are_no_known_form() -> None:
+    """Else a model would be made to write calls that its template does not teach."""
+    assert form_in(XML) is None
+    assert form_in(XML.replace("<function=f>", "{")) == TAGGED
+
+
+def test_lfm2_begins_with_its_start_token() -> None:
+    text = written(LFM2, {"role": "user", "content": "Hi"}, bos_token="<|startoftext|>")
+    assert text == "<|startoftext|>" + ASKED + ANSWER
+    assert ChatTemplate(LFM2).calls is None
+
+
+@pytest.mark.parametrize(
+    ("family", "template", "tokens"),
+    [
+        ("qwen35", QWEN35, ("<|im_start|>", "<|im_end|>")),
+        ("lfm2", LFM2, ("<|startoftext|>", "<|im_start|>", "<|im_end|>")),
+    ],
+)
+def test_only_a_checkpoint_without_a_template_gets_it(
+    family: str, template: str, tokens: tuple[str, ...]
+) -> None:
+    config, tokenizer = tiny_checkpoint(family).config, with_tokens(*tokens)
+    assert chat_of(config, tokenizer, None).source == template
+    assert chat_of(config, tokenizer, ChatTemplate("own")).source == "own"
+    assert chat_of(config, tiny_tokenizer(), None).source == PLAIN
+    assert set(tokenizer.eos_token_ids) == {0, tokenizer.special_ids["<|im_end|>"]}
