@@ -32,8 +32,8 @@ from model.architectures import config_from_dict
 from model.architectures.chat import chat_of, plain_chat
 from model.architectures.config import Config
 from model.chat.template import ChatTemplate, checked_template, read_chat_template
-from model.checkpoint_files import CONFIG, FILE_SUFFIXES, GGUF_SUFFIX, NO_LORA, Lora, is_readable
-from model.files import ConfigError, errors_in, open_file, read_json
+from model.checkpoint_files import CONFIG, GGUF_SUFFIX, NO_LORA, Lora, is_readable
+from model.files import ConfigError, errors_in, open_file
 from model.hub.locate import locate
 from model.tokenization.ends import GENERATION_CONFIG
 from model.tokenization.world import PADDED_SIZE, PUBLISHED
@@ -168,9 +168,10 @@ def _next_to(path: Path) -> Path:
     """The tokenizer's file in the folder of ``path``. Raises `CheckpointError`."""
     if found := _find_next_to(path):
         return found
-    more = "; --tokenizer FILE names one elsewhere" if path.suffix in FILE_SUFFIXES else ""
     names = " or ".join(TOKENIZER_FILES)
-    raise CheckpointError(f"{path.parent} has no {names} for {path.name}{more}")
+    raise CheckpointError(
+        f"{path.parent} has no {names} for {path.name}; --tokenizer FILE names one elsewhere"
+    )
 
 
 def _find_next_to(path: Path) -> Path | None:
@@ -255,8 +256,7 @@ def _read(folder: Path, tokenizer: Tokenizer) -> tuple[Config, Weights]:
     """Config and weights, by our names for folders of any project."""
     from model import foreign  # most checkpoints are not
 
-    values = read_json(folder / CONFIG)
-    foreign.refuse_config(values)
+    values = foreign.read_config(folder)
     if not foreign.is_foreign(values.get("model_type")):
         return config_from_dict(values), read_weights(folder)
     return foreign.read(values, read_weights(folder), tokenizer.vocab_size, tokenizer.eos_token_id)

@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from model.files import open_file
-from model.tokenizer import FILES as TOKENIZER_FILES
-from model.weights import WEIGHTS, CheckpointError
+from model.weights import CheckpointError
 
 CONFIG = "config.json"
-#: A tokenizer of another kind may replace ``tokenizer.json``, and an index the weights.
-FILES = (CONFIG, WEIGHTS, TOKENIZER_FILES[0])
 #: End the names of files that are a model without a folder: native RWKV files, of torch or of
 #: safetensors, and GGUF.
 TORCH_SUFFIX, ST_SUFFIX, GGUF_SUFFIX = FILE_SUFFIXES = (".pth", ".st", ".gguf")

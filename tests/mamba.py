@@ -23,15 +23,15 @@ Config = MambaConfig | Mamba2Config
 #: "head" has the sizes of a published head, "grouped" two groups and a head of its own; "first" is
 #: a Mamba-1, and "falcon" one with norms in the mixer.
 SHAPES: dict[str, Config] = {
-    "odd": Mamba2Config(97, 23, 3, num_attention_heads=2, head_dim=23, state_size=13, conv_size=3),
-    "head": Mamba2Config(301, 64, 2, num_attention_heads=2, head_dim=64, state_size=128),
+    "odd": Mamba2Config(310, 23, 3, num_attention_heads=2, head_dim=23, state_size=13, conv_size=3),
+    "head": Mamba2Config(310, 64, 2, num_attention_heads=2, head_dim=64, state_size=128),
     "grouped": Mamba2Config(
-        257, 32, 4, num_attention_heads=8, head_dim=8, state_size=16, num_groups=2, tied=False
+        310, 32, 4, num_attention_heads=8, head_dim=8, state_size=16, num_groups=2, tied=False
     ),
-    "first": MambaConfig(301, 64, 2, inner_size=128, dt_rank=4),
+    "first": MambaConfig(310, 64, 2, inner_size=128, dt_rank=4),
     "falcon": MambaConfig(
-        *(97, 23, 3),
-        inner_size=37,
+        *(310, 23, 3),
+        inner_size=46,
         state_size=7,
         conv_size=3,
         dt_rank=5,

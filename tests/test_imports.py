@@ -99,6 +99,7 @@ ON_THE_NATIVE_WAY = (
     "model.tokenization.gguf",
     "model.export.cli",
     "model.foreign.rwkv7_gguf",
+    *("model.foreign.mamba", "model.foreign.mamba_gguf"),
     *("server.engine.engine", "server.engine.scheduler", "server.engine.state_pool"),
     *(
         "server.engine.sessions",

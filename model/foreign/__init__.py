@@ -11,10 +11,12 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from model.architectures.config import Config
-from model.files import ConfigError
+from model.checkpoint_files import CONFIG
+from model.files import ConfigError, read_json
 from model.foreign.config import ForeignConfig
 from model.foreign.weights import Weights
 from model.weights import Array, StoredWeights
@@ -24,6 +26,9 @@ Reader = Callable[[ForeignConfig, Weights], tuple[Config, Mapping[str, Array]]]
 
 #: Why hybrids are refused.
 GROWS = "some of its layers are attention, whose state grows with the text"
+
+#: The name here of folders of state-spaces' own, whose ``config.json`` has no ``model_type``.
+STATE_SPACES = "mamba_ssm"
 
 #: ``model_type`` of config.json -> (module, function). Imported when asked for.
 READERS: dict[str, tuple[str, str]] = {
@@ -42,10 +47,17 @@ READERS: dict[str, tuple[str, str]] = {
     "qwen3_5": ("model.foreign.qwen35", "read_qwen35"),
     "qwen3_5_text": ("model.foreign.qwen35", "read_qwen35"),
     "lfm2": ("model.foreign.lfm2", "read_lfm2"),
+    "mamba": ("model.foreign.mamba", "read_mamba"),
+    "falcon_mamba": ("model.foreign.mamba", "read_mamba"),
+    "mamba2": ("model.foreign.mamba", "read_mamba2"),
+    STATE_SPACES: ("model.foreign.mamba", "read_state_spaces"),
 }
 
 #: The functions that look at no tensor's numbers but those of a head that is also the embedding.
-_BY_SHAPES = ("read_rwkv7", "read_arwkv7", "read_qwen35", "read_lfm2")
+_BY_SHAPES = (
+    *("read_rwkv7", "read_arwkv7", "read_qwen35", "read_lfm2"),
+    *("read_mamba", "read_mamba2", "read_state_spaces"),
+)
 
 #: ``general.architecture`` of GGUF -> (module, function).
 GGUF_READERS = {
@@ -53,6 +65,8 @@ GGUF_READERS = {
     "arwkv7": ("model.foreign.arwkv7_gguf", "read_gguf"),
     "qwen35": ("model.foreign.qwen35_gguf", "read_gguf"),
     "lfm2": ("model.foreign.lfm2_gguf", "read_gguf"),
+    "mamba": ("model.foreign.mamba_gguf", "read_gguf"),
+    "mamba2": ("model.foreign.mamba_gguf", "read_gguf"),
 }
 #: Those whose attention has a bounded past.
 WITH_ATTENTION = ("qwen35", "lfm2")
@@ -94,6 +108,18 @@ def refuse_unsupported(model_type: object, file: str = "") -> None:
     if isinstance(model_type, str) and OTHER_HYBRIDS.search(model_type.lower()):
         where = f"{file}: " if file else ""
         raise ConfigError(f"{where}{model_type:.80} models are not supported: {ONLY_ARWKV}")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """``config.json`` of a folder; one of state-spaces gets the ``model_type`` `STATE_SPACES`.
+
+    Raises `ConfigError` for one of a family that is known and cannot be served, and `OSError`.
+    """
+    values = read_json(folder / CONFIG)
+    refuse_config(values)
+    if "model_type" not in values and {"d_model", "n_layer"} <= values.keys():
+        return {"model_type": STATE_SPACES, **values}
+    return values
 
 
 def refuse_config(values: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
@@ -17,7 +18,8 @@ class Part:
 
     ``form``: "same", "transposed", "flat" without two leading axes of one, "squeezed" without the
     middle one (a depthwise convolution), "column" without a second of one, "plus_one" for norms
-    that are stored less one, "log_negative" for ``log(-x)``, perhaps of a column.
+    that are stored less one, "log_negative" for ``log(-x)``, perhaps of a column, "flattened" with
+    one axis.
     """
 
     keys: tuple[str, ...]
@@ -113,6 +115,8 @@ def formed_shape(shape: Shape, form: str) -> Shape:
         return shape[2:]
     if form == "squeezed" and len(shape) == 3 and shape[1] == 1:
         return (shape[0], shape[2])
+    if form == "flattened":
+        return (math.prod(shape),)
     if form in ("column", "log_negative") and len(shape) == 2 and shape[1] == 1:
         return shape[:1]
     return shape

@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 from model import foreign
 from model.architectures import config_from_dict
 from model.chat.template import read_chat_template
-from model.checkpoint_files import CONFIG, GGUF_SUFFIX, ST_SUFFIX
-from model.files import ConfigError, read_json
+from model.checkpoint_files import GGUF_SUFFIX, ST_SUFFIX
+from model.files import ConfigError
 from model.hub.cache import Repository
 from model.hub.fetch import is_fetched
 from model.hub.listing import Choice, HubFile, Listing
@@ -118,7 +118,7 @@ def _tokenizer(folder: Path) -> Tokenizer:
 
 
 def _check_folder(folder: Path) -> None:
-    values = read_json(folder / CONFIG)
+    values = foreign.read_config(folder)
     if not foreign.is_foreign(values.get("model_type")):
         config = config_from_dict(values)
         check_weights(config, read_weights(folder))

@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from model.bundled_models import bundled_models
-from model.checkpoint_files import FILE_SUFFIXES, FILES, is_readable
+from model.checkpoint_files import CONFIG, FILE_SUFFIXES, is_readable
 from model.hub.names import parse_name
-from model.tokenizer import FILES as TOKENIZER_FILES
 from model.weights import FORMS, WEIGHTS, CheckpointError
 
 
@@ -51,8 +50,9 @@ def _why_no_folder(path: Path) -> str:
 
 
 def _complete(folder: Path) -> Path:
-    for name in FILES:
-        instead = {WEIGHTS: sum(FORMS, ()), TOKENIZER_FILES[0]: TOKENIZER_FILES[1:]}.get(name, ())
+    """The folder, which has a config and weights; its tokenizer may be elsewhere."""
+    for name in (CONFIG, WEIGHTS):
+        instead = sum(FORMS, ()) if name == WEIGHTS else ()
         if not any(is_readable(folder / file) for file in (name, *instead)):
             raise CheckpointError(f"{folder} has no {name}")
     return folder

@@ -10,8 +10,8 @@ from pathlib import Path
 from model import foreign
 from model.architectures import config_from_dict
 from model.bundled_models import bundled_models
-from model.checkpoint_files import CONFIG, GGUF_SUFFIX
-from model.files import ConfigError, read_json
+from model.checkpoint_files import GGUF_SUFFIX
+from model.files import ConfigError
 from model.hub.cache import (
     INCOMPLETE,
     Repository,
@@ -111,7 +111,7 @@ def _folder(name: str, source: str, family: str | None, folder: Path) -> ModelOn
 def _family(folder: Path) -> str | None:
     """The kind of token mixing; None for a model that cannot be loaded."""
     try:
-        values = read_json(folder / CONFIG)
+        values = foreign.read_config(folder)
         if foreign.is_foreign(values.get("model_type")):
             return str(values["model_type"])
         return config_from_dict(values).attention

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from model import foreign
 from model.architectures import config_from_dict
-from model.checkpoint_files import CONFIG
-from model.files import read_json
 from model.hub.beginnings import check_beginnings
 from model.hub.cache import Repository, local, repository
 from model.hub.fetch import Say, fetch, is_fetched, num_bytes_fetched
@@ -102,7 +100,6 @@ def _shards(listing: Listing, place: Repository, folder: str) -> tuple[HubFile, 
 
 def _check_config(folder: Path) -> None:
     """Raises `ConfigError` for a family that is not supported."""
-    values = read_json(folder / CONFIG)
-    foreign.refuse_config(values)
+    values = foreign.read_config(folder)
     if not foreign.is_foreign(values.get("model_type")):
         config_from_dict(values)

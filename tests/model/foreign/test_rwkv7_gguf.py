@@ -244,7 +244,7 @@ GROWS = "models are not supported: some of its layers are attention, whose state
             "rwkv6qwen2",
             "rwkv6qwen2 models are not supported: of RWKV models made from tr",
         ),
-        ("mamba", "general.architecture 'mamba' is not supported, only rwkv7"),
+        ("gru", "general.architecture 'gru' is not supported, only rwkv7"),
     ],
 )
 def test_other_architectures_are_refused_by_name(
