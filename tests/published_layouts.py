@@ -1,7 +1,7 @@
 """Every layout that RWKV-7 is published in, made from random weights as its publisher's code does.
 
 No published file could be opened here: what a layout has comes from the programs that write it,
-which are named at each function. `LAYOUTS` is the table of docs/models.md.
+which are named at each function. `LAYOUTS` is the table of docs/models/rwkv7.md.
 """
 
 from __future__ import annotations
@@ -344,7 +344,7 @@ LAYOUTS = (
 
 
 def table() -> str:
-    """The rows as docs/models.md has them."""
+    """The rows as docs/models/rwkv7.md has them."""
     lines = ["| layout | repositories | files | licence | weights |", "|---|---|---|---|---|"]
     for row in LAYOUTS:
         cells = (row.name, row.repositories, row.files, row.licence, row.sizes)

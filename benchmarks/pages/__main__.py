@@ -16,7 +16,7 @@ from benchmarks.report import with_tables
 PAGES: dict[str, Callable[[], dict[str, str]]] = {
     "README.md": speed.readme_tables,
     "docs/comparison.md": comparison.tables,
-    "docs/models.md": models.tables,
+    "docs/models/rwkv7.md": models.tables,
     "docs/operations.md": dict,
     "docs/protocol.md": dict,
     "docs/scale.md": scale.tables,

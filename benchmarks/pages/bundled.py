@@ -67,7 +67,8 @@ def places() -> Iterator[Place]:
     yield Place(readme, r"never trained on, and at (\S+) on", stories)
     cells = r"\| tokens/s, one stream[^|]*\| ([^|]* \| [^|]*) \|"
     yield Place(readme, cells, " | ".join(comparison_cells()))
-    yield Place(readme, r"the ratio for one stream is \[(.*)\]\(docs/models.md", stream_ratios())
+    ratio = r"the ratio for one stream is \[(.*)\]\(docs/models/rwkv7.md"
+    yield Place(readme, ratio, stream_ratios())
     again = r"benchmarks/results/ablation.json\)\): (.*?)\. Softmax gained"
     yield Place("docs/comparison.md", again, trained_again())
     counts = [f"{memory // num_bytes:,}" for memory in (DEFAULT_STATE_MEMORY_BYTES, 2 << 30)]
@@ -92,6 +93,10 @@ def _details(config: ModelConfig) -> dict[str, Any]:
         "parameters": num_parameters(config),
         "vocab_size": config.vocab_size,
         "state_bytes_per_session": layout.num_bytes,
+        "fixed_state_bytes": layout.fixed_bytes,
+        "state_bytes_per_token": 0,
+        "context": config.context,
+        "past": None,
         "kv_cache_bytes_per_token": kv_cache_bytes_per_token(config),
         "max_sessions": DEFAULT_STATE_MEMORY_BYTES // layout.num_bytes,
         "state": [

@@ -1,4 +1,4 @@
-"""The tables of docs/models.md, from what `benchmarks.checkpoints` found."""
+"""The tables of docs/models/rwkv7.md, from what `benchmarks.checkpoints` found."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def conditions(result: Figures) -> str:
 
 
 def tables() -> dict[str, str]:
-    """Those of docs/models.md."""
+    """Those of docs/models/rwkv7.md."""
     speed, sizes = read_result(RESULT), read_result(SIZES)["sizes"]
     return {
         "conditions": conditions(speed),

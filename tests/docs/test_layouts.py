@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.published_layouts import LAYOUTS, table
 
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).parents[2] / "docs" / "models" / "rwkv7.md"
 
 
 def test_page_has_the_table_of_layouts() -> None:

@@ -12,7 +12,7 @@ from tests.docs.pages import DOCS
 ROOT = DOCS.parent
 MAX_CHARS = 120
 CLIENT_READMES = (ROOT / "clients").glob("*/README.md")
-PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md"), *CLIENT_READMES])
+PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md"), *CLIENT_READMES])
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

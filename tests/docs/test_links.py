@@ -12,7 +12,7 @@ from tests.docs.pages import DOCS, page, section
 from tests.test_imports import RULES
 
 ROOT = DOCS.parent
-PAGES = sorted([*DOCS.glob("*.md"), *(ROOT / f"{n}.md" for n in ("README", "CHANGELOG"))])
+PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / f"{n}.md" for n in ("README", "CHANGELOG"))])
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

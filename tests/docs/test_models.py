@@ -1,4 +1,4 @@
-"""docs/models.md: its commands run, on checkpoints made here."""
+"""docs/models.md and the pages of families: their commands run, on checkpoints made here."""
 
 from __future__ import annotations
 
@@ -14,19 +14,26 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.docs.pages import page
+from tests import arwkv7
+from tests.docs.pages import DOCS, page
 from tests.docs.test_shell import shell_lines
+from tests.gguf_files import Fill, byte_level_vocabulary
 from tests.hub_server import Repository, hub_server
+from tests.hybrid_gguf import write_hybrid
+from tests.hybrids import HYBRIDS
 from tests.model.foreign.test_lora import write_peft
 from tests.rwkv7 import SHAPES, published, write_pth
-from tests.tiny import TEXT, tiny_tokenizer
+from tests.tiny import TEXT, tiny_tokenizer, write_model
 
 pytestmark = pytest.mark.process
 
-PAGE = page("models.md")
-COMMANDS = [line for line in shell_lines(PAGE) if line.startswith("everstream ")]
+PAGES = ["models.md", *sorted(f"models/{path.name}" for path in (DOCS / "models").glob("*.md"))]
 #: The page's, made short.
 SHORT = {"--steps": "2", "--hidden-size": "64", "--layers": "1"}
+
+
+def vocabulary(name: str) -> Fill:
+    return byte_level_vocabulary(tiny_tokenizer(), HYBRIDS[name].config.vocab_size)
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +41,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     tiny_tokenizer().save(folder / "tokenizer.json")
     write_pth(folder / "rwkv7.pth", published(SHAPES["square"]))
+    write_hybrid(folder / "qwen3.5.gguf", "qwen35-wide", fill=vocabulary("qwen35-wide"))
+    write_hybrid(folder / "lfm2.gguf", "lfm2-wide", fill=vocabulary("lfm2-wide"))
+    shape = arwkv7.SHAPES["plain"]
+    tensors = arwkv7.gguf_tensors(shape, arwkv7.published(shape))
+    fill = byte_level_vocabulary(tiny_tokenizer(), shape.vocab_size)
+    arwkv7.write_gguf(folder / "arwkv7.gguf", shape, tensors, fill)
+    write_model(folder / "mamba2", attention="mamba2")
     (folder / "book.txt").write_text(TEXT * 40, encoding="utf-8")
     key = "blocks.0.att.key.lora"
     pair = {f"{key}_A": torch.ones(4, 128) / 100, f"{key}_B": torch.ones(128, 4) / 100}
@@ -51,7 +65,15 @@ def environment(folder: Path) -> Iterator[dict[str, str]]:
     files = {name: (folder / name).read_bytes() for name in ("rwkv7.pth", "tokenizer.json")}
     with hub_server() as hub:
         hub.repositories["OWNER/NAME"] = Repository(files)
-        yield {**os.environ, **hub.environment(folder / "home")}
+        found = {**os.environ, **hub.environment(folder / "home")}
+        for file in ("rwkv7.pth rwkv7.gguf",):
+            made = words_of(f"everstream export {file} --format gguf")
+            subprocess.run(made, cwd=folder, env=found, check=True, capture_output=True)
+        yield found
+
+
+def commands_of(name: str) -> list[str]:
+    return [line for line in shell_lines(page(name)) if line.startswith("everstream ")]
 
 
 def words_of(command: str) -> list[str]:
@@ -80,10 +102,11 @@ def serve(words: list[str], folder: Path, environment: dict[str, str]) -> None:
     assert listens, (folder / "log").read_text(encoding="utf-8")
 
 
-def test_commands_run_in_the_order_of_the_page(folder: Path, environment: dict[str, str]) -> None:
-    made = [*words_of("everstream export rwkv7.pth rwkv7.gguf --format gguf")]
-    subprocess.run(made, cwd=folder, env=environment, check=True, capture_output=True)
-    for command in COMMANDS:
+@pytest.mark.parametrize("name", PAGES)
+def test_commands_run_in_the_order_of_the_page(
+    name: str, folder: Path, environment: dict[str, str]
+) -> None:
+    for command in commands_of(name):
         words = words_of(command)
         if "serve" in words:
             serve(words, folder, environment)
@@ -94,6 +117,7 @@ def test_commands_run_in_the_order_of_the_page(folder: Path, environment: dict[s
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
-def test_page_has_commands_of_every_kind() -> None:
-    kinds = {re.split(r"\s+", command)[1] for command in COMMANDS}
+def test_pages_have_commands_of_every_kind() -> None:
+    commands = [command for name in PAGES for command in commands_of(name)]
+    kinds = {re.split(r"\s+", command)[1] for command in commands}
     assert {"pull", "inspect", "serve", "generate", "state", "train", "export"} <= kinds

@@ -22,7 +22,7 @@ from tests.reliability.servers import ServerProcess
 pytestmark = pytest.mark.process
 
 ROOT = DOCS.parent
-PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("clients/*/README.md")])
+PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("clients/*/README.md")])
 PAGES += sorted(ROOT.glob("model/bundled/README.md"))
 SHELL = r"(?ms)^```(?:sh|bash)\n(.*?)^```"
 ADDRESS = "http://127.0.0.1:8000"

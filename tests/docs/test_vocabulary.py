@@ -14,7 +14,7 @@ import pytest
 from tests.docs.pages import DOCS, flowed
 
 ROOT = DOCS.parent
-PAGES = sorted([*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
 SOURCES = sorted((ROOT / "server").rglob("*.py"))
 #: Packages whose docstrings, comments and names are checked too.
 CHECKED = ("benchmarks", "clients", "model", "server")
