@@ -14,13 +14,19 @@ from model.checkpoint import Checkpoint, CheckpointError
 
 Writer = Callable[[Path, Checkpoint, str], None]
 
+_MAMBA = {
+    "gguf": ("model.export.mamba_gguf", "write_gguf"),
+    "hf": ("model.export.mamba", "write_hf"),
+}
 #: ``model_type`` of ours -> kind of file -> (module, function). Imported when asked for.
 WRITERS: dict[str, dict[str, tuple[str, str]]] = {
     "everstream-rwkv7": {
         "gguf": ("model.export.rwkv7_gguf", "write_gguf"),
         "hf": ("model.export.rwkv7", "write_hf"),
         "pth": ("model.export.rwkv7", "write_pth"),
-    }
+    },
+    "everstream-mamba": _MAMBA,
+    "everstream-mamba2": _MAMBA,
 }
 
 

@@ -24,7 +24,7 @@ def export_command(
     format: Annotated[
         Format,
         typer.Option(
-            help="Format to write: an Everstream folder; gguf, pth and hf are for RWKV-7 only."
+            help="Format to write; gguf and hf are for RWKV-7 and Mamba, pth is for RWKV-7."
         ),
     ] = "everstream",
     dtype: Annotated[

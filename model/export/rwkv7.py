@@ -7,23 +7,18 @@ group norm is that of the other norms times the head size.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from safetensors.torch import save_file
 
 from model.architectures.rwkv7.config import Rwkv7Config
-from model.chat.template import PLAIN, TOKENIZER_CONFIG
 from model.checkpoint import Checkpoint, CheckpointError, save_tokenizer
-from model.checkpoint_files import CONFIG
+from model.export.hf_folder import of_dtype, write_folder
 from model.export.rwkv7_tensors import config_of, published, refuse_others
-from model.foreign.rwkv7_names import FLA, NATIVE, Names
+from model.foreign.rwkv7_names import FLA, NATIVE
 from model.foreign.rwkv7_state import time_states
 from model.state import StateLayout
-from model.weights import WEIGHTS
 
 GROUP_NORM_EPS, NORM_EPS = 64e-5, 1e-5
 
@@ -42,7 +37,7 @@ def write_pth(path: Path, checkpoint: Checkpoint, dtype: str) -> None:
     companion = path.with_name(tokenizer.file_name)
     if companion.exists() and companion.read_text(encoding="utf-8") != tokenizer.content:
         raise CheckpointError(f"{companion} is another tokenizer than the model's")
-    tensors = _tensors(checkpoint, NATIVE, dtype)
+    tensors = of_dtype(published(checkpoint, NATIVE), dtype)
     if checkpoint.tuned_state is not None:
         (*layers,) = StateLayout.of(config).views(checkpoint.tuned_state[None])
         states = time_states([{"S": layer["S"][0]} for layer in layers])
@@ -59,27 +54,8 @@ def write_hf(folder: Path, checkpoint: Checkpoint, dtype: str) -> None:
     config = config_of(checkpoint)
     wanted = config.norm_eps * config.head_dim
     refuse_others("fla's config", "group_norm_eps", wanted, config.group_norm_eps)
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = _tensors(checkpoint, FLA, dtype)
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    _write_json(folder / CONFIG, _fla_config(config, dtype))
-    save_tokenizer(folder, checkpoint.tokenizer)
-    template = checkpoint.chat_template
-    settings: dict[str, Any] = dict(template.special_tokens)
-    if template.source != PLAIN:
-        settings["chat_template"] = template.source
-    if template.tool_use is not None:
-        named = {"default": template.source, "tool_use": template.tool_use}
-        settings["chat_template"] = [{"name": n, "template": t} for n, t in named.items()]
-    _write_json(folder / TOKENIZER_CONFIG, settings)
-
-
-def _tensors(checkpoint: Checkpoint, names: Names, dtype: str) -> dict[str, torch.Tensor]:
-    kind: torch.dtype = getattr(torch, dtype)
-    return {
-        key: torch.from_numpy(np.array(tensor, order="C")).to(kind)
-        for key, tensor in published(checkpoint, names)
-    }
+    tensors = published(checkpoint, FLA)
+    write_folder(folder, checkpoint, _fla_config(config, dtype), tensors, dtype)
 
 
 def _fla_config(config: Rwkv7Config, dtype: str) -> dict[str, Any]:
@@ -110,7 +86,3 @@ def _fla_config(config: Rwkv7Config, dtype: str) -> dict[str, Any]:
         "value_dim": [config.hidden_size] * config.num_hidden_layers,
         "vocab_size": config.vocab_size,
     }
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
