@@ -33,7 +33,7 @@ TOLERANCE = 3e-4
 #: Of log-probabilities between -20 and 0. llama.cpp adds in another order, in float32.
 LLAMA_TOLERANCE = 2e-4
 #: With weights that both round, but llama.cpp rounds what it multiplies them with too.
-LLAMA_ROUNDED = {"BF16": 0.15, "Q8_0": 0.15}
+LLAMA_ROUNDED = {"BF16": 0.15, "Q8_0": 0.4}
 
 
 @cache

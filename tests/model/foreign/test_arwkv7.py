@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf import GGUFWriter, TokenType
 
+from model.architectures.arwkv7.chat import TEMPLATE
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.config import ConfigError
 from model.weights import CheckpointError, is_quantized
@@ -210,3 +213,26 @@ def test_what_is_wrong_in_the_tensors_is_named(
 def test_others_of_transformers_are_refused_by_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} models are not supported: of RWKV models made"):
         load_checkpoint(write(tmp_path, model_type=name))
+
+
+def test_tokenizer_and_turns_of_qwen_are_those_of_its_gguf(tmp_path: Path) -> None:
+    plain = json.loads(tiny_tokenizer().content)["model"]
+    names = [name for name, _ in sorted(plain["vocab"].items(), key=lambda item: item[1])]
+    names += ["<|im_start|>", "<|im_end|>", *(f"[PAD{id}]" for id in range(302, 320))]
+    types = [TokenType.NORMAL] * 300 + [TokenType.CONTROL] * 2 + [TokenType.UNUSED] * 18
+    types[names.index("<|endoftext|>")] = TokenType.CONTROL
+
+    def fill(writer: GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("qwen2")
+        writer.add_token_list(names)
+        writer.add_token_types(types)
+        writer.add_token_merges([" ".join(merge) for merge in plain["merges"]])
+        writer.add_eos_token_id(301)
+
+    tensors = gguf_tensors(SHAPE, published(SHAPE))
+    checkpoint = load_checkpoint(write_gguf(tmp_path / "model.gguf", SHAPE, tensors, fill))
+    ends = {checkpoint.tokenizer.special_names[id] for id in checkpoint.tokenizer.eos_token_ids}
+    assert ends == {"<|im_end|>", "<|endoftext|>"}
+    assert checkpoint.chat_template.source == TEMPLATE
+    assert checkpoint.config.eos_token_id == 301

@@ -25,6 +25,10 @@ from tests.model.attention.packages import flash
 from tests.model.foreign.conftest import tokens
 from tests.model.ops.cpu.models import feed
 
+#: Of float32 logits, relative to the largest. Without a decay and with negative eigenvalues the
+#: rounding of no token fades.
+TOLERANCE = 2e-4
+
 WIDTH, LAYERS, VOCABULARY, INNER = 32, 2, 310, 48
 SHARED: dict[str, Any] = {
     "attn": None,
@@ -202,10 +206,10 @@ def test_logits_equal_the_naive_operation(case: int, tmp_path: Path, tokenizer: 
     wanted = theirs.logits(ids)
     scale = wanted.abs().max()
     found = checkpoint.model.parallel(ids)
-    torch.testing.assert_close(found / scale, wanted / scale, rtol=0, atol=2e-5)
+    torch.testing.assert_close(found / scale, wanted / scale, rtol=0, atol=TOLERANCE)
     runtime = Runtime(checkpoint.config, checkpoint.weights, "float32")
     native = torch.from_numpy(feed(runtime, runtime.empty_pool(1), 0, ids[0].tolist()))
-    torch.testing.assert_close(native / scale, wanted[0] / scale, rtol=0, atol=2e-5)
+    torch.testing.assert_close(native / scale, wanted[0] / scale, rtol=0, atol=TOLERANCE)
 
 
 def test_config_has_the_sizes_and_only_the_options_that_differ(
