@@ -98,7 +98,7 @@ ON_THE_NATIVE_WAY = (
     *("model.weights.gguf_file", "model.weights.gguf_kinds", "model.weights.gguf_parts"),
     "model.tokenization.gguf",
     "model.export.cli",
-    "model.foreign.rwkv7_gguf",
+    *("model.foreign.rwkv7_gguf", "model.foreign.arwkv7", "model.foreign.arwkv7_gguf"),
     *("model.foreign.mamba", "model.foreign.mamba_gguf"),
     *("server.engine.engine", "server.engine.scheduler", "server.engine.state_pool"),
     *(
