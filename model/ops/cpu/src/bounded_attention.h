@@ -26,10 +26,13 @@ struct Query {
     alignas(64) float scores[ATTENTION_TILE];
 };
 
-// The head's keys and values of up to ATTENTION_TILE places, from a block's first on.
+// The head's keys and values of up to ATTENTION_TILE places, from a block's first on. What is read
+// next is asked for meanwhile: the values with the scores, the next tile's keys with the values, as
+// memory keeps up with one line of each for a line that is read.
 struct PastTile {
     const float *keys[TILE_BLOCKS], *values[TILE_BLOCKS];
-    int count;           // places that are seen
+    const float* next_keys[TILE_BLOCKS];  // of the next tile, or null
+    int count;                            // places that are seen
 
     int num_blocks() const { return (count + POSITION_BLOCK - 1) / POSITION_BLOCK; }
     int seen_of(int block) const {
@@ -38,14 +41,17 @@ struct PastTile {
     }
 };
 
-// The scores of N queries for the positions of one block: keys [n][positions].
+// The scores of N queries for the positions of one block: keys [n][positions]. `next`, which may be
+// null, is as long and read later.
 template <int N, class Channel>
-inline void score_block(const float* keys, int n, Channel channel, float* const (&scores)[N]) {
+inline void score_block(
+    const float* keys, const float* next, int n, Channel channel, float* const (&scores)[N]) {
     constexpr int VECTORS = POSITION_BLOCK / F::W;
     F acc[N][VECTORS];
     for (int i = 0; i < N; i++)
         for (int j = 0; j < VECTORS; j++) acc[i][j] = F::set(0.0f);
     for (int d = 0; d < n; d++, keys += POSITION_BLOCK) {
+        if (next) __builtin_prefetch(next + d * POSITION_BLOCK, 0, 2);
         F key[VECTORS];
         for (int j = 0; j < VECTORS; j++) key[j] = F::load(keys + j * F::W);
         for (int i = 0; i < N; i++) {
@@ -58,7 +64,7 @@ inline void score_block(const float* keys, int n, Channel channel, float* const 
 }
 
 template <int N>
-inline void score_queries(Query* queries, const PastTile& past, int n) {
+inline void score_queries(Query* queries, const PastTile& past, int n, bool is_first) {
     for (int block = 0; block < past.num_blocks(); block++) {
         const float* q[N];
         float* scores[N];
@@ -66,20 +72,26 @@ inline void score_queries(Query* queries, const PastTile& past, int n) {
             q[i] = queries[i].q;
             scores[i] = queries[i].scores + block * POSITION_BLOCK;
         }
-        score_block<N>(past.keys[block], n, [&q](int i, int d) { return q[i][d]; }, scores);
+        const float* next = is_first ? past.values[block] : nullptr;
+        score_block<N>(past.keys[block], next, n, [&q](int i, int d) { return q[i][d]; }, scores);
     }
 }
 
 // out += sum_i weight_i value_i over the places of a tile, for J vectors of channels.
 template <int N, int J>
-inline void add_columns(Query* queries, const PastTile& past, int n, int channel) {
+inline void add_columns(Query* queries, const PastTile& past, int n, int channel, bool is_first) {
+    constexpr int LINES = J * F::W / POSITION_BLOCK;  // of keys for a place
     F acc[N][J];
     for (int i = 0; i < N; i++)
         for (int j = 0; j < J; j++) acc[i][j] = F::load(queries[i].out + channel + j * F::W);
     for (int block = 0; block < past.num_blocks(); block++) {
         const float* value = past.values[block] + channel;
         const int end = block * POSITION_BLOCK + past.seen_of(block);
+        const float* next = is_first ? past.next_keys[block] : nullptr;
+        if (next) next += channel * POSITION_BLOCK;
         for (int at = block * POSITION_BLOCK; at < end; at++, value += n) {
+            for (int i = 0; next && i < LINES; i++, next += POSITION_BLOCK)
+                __builtin_prefetch(next, 0, 2);
             F v[J];
             for (int j = 0; j < J; j++) v[j] = F::load(value + j * F::W);
             for (int i = 0; i < N; i++) {
@@ -93,11 +105,12 @@ inline void add_columns(Query* queries, const PastTile& past, int n, int channel
 }
 
 template <int N>
-inline void add_values(Query* queries, const PastTile& past, int n) {
+inline void add_values(Query* queries, const PastTile& past, int n, bool is_first) {
     int channel = 0;
     for (; channel + CHANNELS * F::W <= n; channel += CHANNELS * F::W)
-        add_columns<N, CHANNELS>(queries, past, n, channel);
-    for (; channel + F::W <= n; channel += F::W) add_columns<N, 1>(queries, past, n, channel);
+        add_columns<N, CHANNELS>(queries, past, n, channel, is_first);
+    for (; channel + F::W <= n; channel += F::W)
+        add_columns<N, 1>(queries, past, n, channel, is_first);
     for (; channel < n; channel++)
         for (int i = 0; i < N; i++) {
             float acc = queries[i].out[channel];
@@ -140,32 +153,34 @@ inline void in_groups(Query* queries, int num, Work work) {
     if constexpr (N > 1) in_groups<N / 2>(queries, num, work);
 }
 struct ScoreWork {
+    const Query* first;  // with which the rest of the past is asked for
     const PastTile& past;
     int n;
     template <int N>
-    void run(Query* queries) const { score_queries<N>(queries, past, n); }
+    void run(Query* queries) const { score_queries<N>(queries, past, n, queries == first); }
 };
 struct ValueWork {
+    const Query* first;
     const PastTile& past;
     int n;
     template <int N>
-    void run(Query* queries) const { add_values<N>(queries, past, n); }
+    void run(Query* queries) const { add_values<N>(queries, past, n, queries == first); }
 };
 
 // Goes on with the softmax of all queries over one tile. `sinks` of its places are sinks.
 inline void attend_tile(Query* queries, int num, const PastTile& past, int n, int sinks) {
-    in_groups<QUERIES>(queries, num, ScoreWork{past, n});
+    in_groups<QUERIES>(queries, num, ScoreWork{queries, past, n});
     for (int i = 0; i < num; i++) {
         if (sinks && queries[i].near) {
             float scores[POSITION_BLOCK];
             float* const to[1] = {scores};
             const float* near = queries[i].near;
-            score_block<1>(past.keys[0], n, [near](int, int d) { return near[d]; }, to);
+            score_block<1>(past.keys[0], nullptr, n, [near](int, int d) { return near[d]; }, to);
             std::memcpy(queries[i].scores, scores, size_t(sinks) * 4);
         }
         weigh(queries[i], past.count, n);
     }
-    in_groups<QUERIES>(queries, num, ValueWork{past, n});
+    in_groups<QUERIES>(queries, num, ValueWork{queries, past, n});
 }
 
 // The weighted mean, times the sigmoid of the gate [n] where there is one.

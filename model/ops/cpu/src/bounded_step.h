@@ -170,8 +170,11 @@ private:
         PastTile past;
         past.count = seen - first < ATTENTION_TILE ? seen - first : ATTENTION_TILE;
         for (int i = 0; i < past.num_blocks(); i++) {
-            past.keys[i] = keys(l, sequence, kv, first / POSITION_BLOCK + i);
-            past.values[i] = values(l, sequence, kv, first / POSITION_BLOCK + i);
+            const int block = first / POSITION_BLOCK + i, next = block + TILE_BLOCKS;
+            past.keys[i] = keys(l, sequence, kv, block);
+            past.values[i] = values(l, sequence, kv, block);
+            past.next_keys[i] =
+                next * POSITION_BLOCK < seen ? keys(l, sequence, kv, next) : nullptr;
         }
         const int sinks = m.sinks < past.count ? m.sinks : past.count;
         attend_tile(queries + query, num, past, m.head_size, first == 0 ? sinks : 0);

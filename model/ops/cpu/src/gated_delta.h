@@ -4,9 +4,10 @@
 //   u = S^T k;  d = beta (v - u - u decay);  S = S + S decay + k d^T;  y = S^T q
 //
 // S is [K][V]; decay is expm1 of the log decay. Lanes run over V and sums over K in order, so bits
-// do not depend on the vector's width. A column of S needs no other one: some columns go through
-// all tokens and stay in the nearest cache meanwhile. One pass writes S for a token and reads it for
-// the next one; what is added in which order does not depend on that.
+// do not depend on the vector's width. A column of S needs no other one: of several tokens, some
+// columns go through all and stay in the nearest cache meanwhile; one pass writes S for a token and
+// reads it for the next one. A single token takes whole rows, in the order in which they lie in
+// memory. What is added in which order does not depend on any of that.
 #pragma once
 
 #include "numeric.h"
@@ -27,7 +28,7 @@ inline F delta_of(const DeltaToken& t, F v, F u) {
 }
 
 template <int J, bool NEXT>
-inline void delta_step(float* S, int K, int V, const DeltaToken& t, int column, F (&u)[J], size_t ahead) {
+inline void delta_step(float* S, int K, int V, const DeltaToken& t, int column, F (&u)[J]) {
     const float* next_k = NEXT ? (&t + 1)->k : nullptr;
     const F decay = F::set(t.decay);
     F d[J], out[J];
@@ -37,8 +38,6 @@ inline void delta_step(float* S, int K, int V, const DeltaToken& t, int column, 
     }
     for (int i = 0; i < K; i++, S += V) {
         const F k = F::set(t.k[i]), q = F::set(t.q[i]), next = F::set(NEXT ? next_k[i] : 0.0f);
-        if (!NEXT)
-            for (int line = 0; line < J * F::W; line += 16) __builtin_prefetch(S + ahead + line, 1);
         for (int j = 0; j < J; j++) {
             F x = F::load(S + j * F::W);
             x = fma(x, decay, x);
@@ -53,7 +52,7 @@ inline void delta_step(float* S, int K, int V, const DeltaToken& t, int column, 
 
 template <int J>
 inline void delta_columns(
-    float* S, int K, int V, const DeltaToken* tokens, int num, int column, size_t ahead) {
+    float* S, int K, int V, const DeltaToken* tokens, int num, int column) {
     S += column;
     F u[J];
     for (F& sum : u) sum = F::set(0.0f);
@@ -61,8 +60,8 @@ inline void delta_columns(
         const F k = F::set(tokens[0].k[i]);
         for (int j = 0; j < J; j++) u[j] = fma(k, F::load(S + size_t(i) * V + j * F::W), u[j]);
     }
-    for (int t = 0; t + 1 < num; t++) delta_step<J, true>(S, K, V, tokens[t], column, u, ahead);
-    delta_step<J, false>(S, K, V, tokens[num - 1], column, u, ahead);
+    for (int t = 0; t + 1 < num; t++) delta_step<J, true>(S, K, V, tokens[t], column, u);
+    delta_step<J, false>(S, K, V, tokens[num - 1], column, u);
 }
 
 // One column without vectors.
@@ -82,15 +81,15 @@ inline void delta_column(float* S, int K, int V, const DeltaToken* tokens, int n
     }
 }
 
-// `num` tokens through a head, at least one. The last one asks for the state that this thread will
-// probably need next, `ahead` numbers after this one.
-inline void delta_rule(float* S, int K, int V, const DeltaToken* tokens, int num, size_t ahead) {
+// `num` tokens through a head, at least one.
+inline void delta_rule(float* S, int K, int V, const DeltaToken* tokens, int num) {
     constexpr int J = EVERSTREAM_REGISTERS == 32 ? 4 : 2;
     int column = 0;
+    for (; num == 1 && column + 2 * J * F::W <= V; column += 2 * J * F::W)
+        delta_columns<2 * J>(S, K, V, tokens, num, column);
     for (; column + J * F::W <= V; column += J * F::W)
-        delta_columns<J>(S, K, V, tokens, num, column, ahead);
-    for (; column + F::W <= V; column += F::W)
-        delta_columns<1>(S, K, V, tokens, num, column, ahead);
+        delta_columns<J>(S, K, V, tokens, num, column);
+    for (; column + F::W <= V; column += F::W) delta_columns<1>(S, K, V, tokens, num, column);
     for (; column < V; column++) delta_column(S, K, V, tokens, num, column);
 }
 

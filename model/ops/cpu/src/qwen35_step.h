@@ -88,7 +88,7 @@ private:
             t.decay = softplus_decay(a, l.decay_rate[j]);
         }
         float* S = (float*)(b.states[sequence] + l.S) + size_t(j) * K * V;
-        delta_rule(S, K, V, tokens, num, size_t(w.count()) * K * V);
+        delta_rule(S, K, V, tokens, num);
         for (int i = 0; i < num; i++) {
             const float* gate = buffer(B::in, row + i) + m.channels() + j * V;
             gated_norm(tokens[i].y, l.norm, gate, m.eps, V);
