@@ -7,7 +7,9 @@ and draws the plot of docs/speed.md; a test compares the pages with the results.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
+from benchmarks.checkpoints import published
 from benchmarks.pages import bundled, comparison, models, scale, speed, training
 from benchmarks.process import ROOT
 from benchmarks.report import with_tables
@@ -16,6 +18,10 @@ from benchmarks.report import with_tables
 PAGES: dict[str, Callable[[], dict[str, str]]] = {
     "README.md": speed.readme_tables,
     "docs/comparison.md": comparison.tables,
+    "docs/models/arwkv.md": partial(published.tables, "arwkv7"),
+    "docs/models/lfm2.md": partial(published.tables, "lfm2"),
+    "docs/models/mamba.md": partial(published.tables, "mamba2", "mamba"),
+    "docs/models/qwen3.5.md": partial(published.tables, "qwen35"),
     "docs/models/rwkv7.md": models.tables,
     "docs/operations.md": dict,
     "docs/protocol.md": dict,
