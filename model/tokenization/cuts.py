@@ -48,6 +48,7 @@ def _pattern(letters: str, digits: str) -> str:
 #: ``tokenizer.ggml.pre`` -> how to cut.
 CUTS = {
     "gpt-2": Cut(),
+    **dict.fromkeys(("mpt", "olmo"), Cut(composed=True)),  # of GPT-NeoX-20B, under either name
     "qwen2": Cut(_pattern(r"\p{L}", r"\p{N}"), composed=True),
     "qwen35": Cut(_pattern(r"\p{L}\p{M}", r"\p{N}"), composed=True),
     "lfm2": Cut(_pattern(r"\p{L}", r"\p{N}{1,3}"), whole_words=True),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
-from transformers import Qwen2Tokenizer, Qwen3_5Tokenizer
+from transformers import GPTNeoXTokenizer, Qwen2Tokenizer, Qwen3_5Tokenizer
 
 from model.tokenization.base import Codec, TokenizerError
 from model.tokenization.gguf import escaped, read_gguf_codec, unescaped
@@ -135,6 +135,19 @@ def words(backend: Backend, text: str) -> list[tuple[str, tuple[int, int]]]:
         text = backend.normalizer.normalize_str(text)
     assert backend.pre_tokenizer is not None
     return list(backend.pre_tokenizer.pre_tokenize_str(text))
+
+
+@pytest.mark.parametrize("pre", ["mpt", "olmo"])
+@pytest.mark.parametrize("text", AWKWARD)
+def test_gpt_neox_cuts_texts_as_transformers(pre: str, text: str) -> None:
+    values = json.loads(tiny_tokenizer().content)["model"]
+    merges = [tuple(merge) for merge in values["merges"]]
+    wanted = GPTNeoXTokenizer(vocab=values["vocab"], merges=merges)
+    codec = read(byte_level_metadata() | {P + "pre": pre}, 300)
+    assert isinstance(codec, LibraryCodec)
+    assert codec.encode(text) == wanted(text)["input_ids"]
+    found = Backend.from_str(codec.content())
+    assert words(found, text) == words(wanted.backend_tokenizer, text)
 
 
 def test_lfm2_cuts_texts_as_llama_3() -> None:
