@@ -1,7 +1,8 @@
 """The tokenizer inside a GGUF file, from its metadata ``tokenizer.ggml.*``.
 
-Two kinds are read: RWKV's vocabulary (``rwkv``), whose tokens are written as Python writes bytes,
-and byte-level BPE (``gpt2``) with the ways to cut a text of `model.tokenization.cuts`.
+Three kinds are read: RWKV's vocabulary (``rwkv``), whose tokens are written as Python writes bytes,
+byte-level BPE (``gpt2``) with the ways to cut a text of `model.tokenization.cuts`, and
+SentencePiece's BPE (``llama``).
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from tokenizers import Tokenizer as Backend
 from model.tokenization.base import Codec, TokenizerError
 from model.tokenization.cuts import CUTS
 from model.tokenization.ends import NO_ENDS, Ends
+from model.tokenization.gguf_sentencepiece import sentencepiece
 from model.tokenization.library import LibraryCodec
 from model.tokenization.world import WorldCodec
 
 _PREFIX = "tokenizer.ggml."
+#: Of ``tokenizer.ggml.model``.
+KINDS = ("rwkv", "gpt2", "llama")
 #: Says that a file has no tokenizer.
 NO_VOCAB = "no_vocab"
 #: Types of tokens. The others have no text.
@@ -41,13 +45,16 @@ def read_gguf_codec(
     kind = metadata.get(_PREFIX + "model", NO_VOCAB)
     if kind == NO_VOCAB:
         return None
-    if kind not in ("rwkv", "gpt2"):
-        raise TokenizerError(f"{_PREFIX}model {kind!r:.80} is not supported, only rwkv and gpt2")
+    if kind not in KINDS:
+        known = ", ".join(KINDS)
+        raise TokenizerError(f"{_PREFIX}model {kind!r:.80} is not supported, only {known}")
     tokens, types = _tokens(arrays, vocab_size)
     end = f"{_PREFIX}eos_token_id"
     ends = Ends(((metadata[end], end),)) if end in metadata else NO_ENDS
     if kind == "gpt2":
         return LibraryCodec(_byte_level(metadata, arrays, tokens, types), ends)
+    if kind == "llama":
+        return LibraryCodec(_sentencepiece(metadata, arrays, tokens, types), ends)
     normal = (id for id, type in enumerate(types) if type == NORMAL and id)
     return WorldCodec(((id, unescaped(tokens[id])) for id in normal), ends)
 
@@ -77,6 +84,19 @@ def unescaped(token: bytes) -> bytes:
         return bytes([int(code, 16)]) if code else _LETTERS.get(letter, letter)
 
     return _ESCAPE.sub(byte, token)
+
+
+def _sentencepiece(
+    metadata: Mapping[str, Any],
+    arrays: Mapping[str, Any],
+    tokens: list[bytes],
+    types: Sequence[int],
+) -> str:
+    scores = arrays.get(_PREFIX + "scores")
+    if not isinstance(scores, np.ndarray) or scores.dtype.kind != "f" or len(scores) != len(tokens):
+        raise TokenizerError(f"{_PREFIX}scores is not an array of {len(tokens)} numbers")
+    in_front = metadata.get(_PREFIX + "add_space_prefix", True)
+    return sentencepiece(tokens, types, scores, bool(in_front))
 
 
 def escaped(token: bytes) -> bytes:

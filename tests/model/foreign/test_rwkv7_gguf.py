@@ -123,10 +123,12 @@ def test_file_without_a_tokenizer_takes_one_next_to_it_or_elsewhere(
 
 def test_other_tokenizer_is_refused_with_a_remedy(path: Path) -> None:
     def fill(writer: GGUFWriter) -> None:
-        writer.add_tokenizer_model("llama")
+        writer.add_tokenizer_model("bert")
 
     write_gguf(path, SHAPE, TENSORS, fill=fill)
-    message = "model.gguf: tokenizer.ggml.model 'llama' is not supported, only rwkv and gpt2; --tok"
+    message = (
+        "model.gguf: tokenizer.ggml.model 'bert' is not supported, only rwkv, gpt2, llama; --tok"
+    )
     with pytest.raises(TokenizerError, match=message):
         load_checkpoint(path)
 

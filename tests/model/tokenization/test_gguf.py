@@ -187,7 +187,7 @@ def test_file_may_have_none(metadata: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": "llama"}, "tokenizer.ggml.model 'llama' is not supported, only rwkv and gpt2"),
+        ({"model": "bert"}, "tokenizer.ggml.model 'bert' is not supported, only rwkv, gpt2, llama"),
         ({"tokens": None}, "tokenizer.ggml.tokens is missing, or no array of strings"),
         ({"tokens": [b"<s>"]}, "tokenizer.ggml.tokens has 1 ids, the model 257"),
         (
