@@ -1,6 +1,7 @@
-"""Tokens/s on the same RWKV-7 file: Everstream, llama.cpp and the `rwkv` package.
+"""Tokens/s on the same GGUF file: Everstream, llama.cpp and, of RWKV-7, the `rwkv` package.
 
     python -m benchmarks.checkpoints --models FOLDER
+    python -m benchmarks.checkpoints --family qwen35 --context 0 4096 --models FOLDER
 
 At each point they take turns for several rounds, each in a process of its own; a figure is the
 median of its rounds. A ratio is Everstream's by the other's. Before each turn the bandwidth of
@@ -19,7 +20,7 @@ from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 
-from benchmarks.checkpoints.shapes import CONFIGS, file_of
+from benchmarks.checkpoints import hybrids, shapes
 from benchmarks.decode.peers import Point
 from benchmarks.decode.report import figures_of, measure
 from benchmarks.decode.roofline import Rates
@@ -33,26 +34,37 @@ CONTENDERS = {
     "llama.cpp": "benchmarks.checkpoints.llama:FromFile",
     "rwkv": "benchmarks.checkpoints.contenders:Package",
 }
+HYBRIDS = {
+    "everstream": "benchmarks.checkpoints.contenders:HybridFromFile",
+    "llama.cpp": "benchmarks.checkpoints.llama:HybridFromFile",
+}
+#: By family: the sizes that are measured, and who runs them.
+FAMILIES = {
+    "rwkv7": (tuple(shapes.CONFIGS), CONTENDERS),
+    "qwen35": (("qwen35-0.8B",), HYBRIDS),
+    "lfm2": (("lfm2-350M",), HYBRIDS),
+}
 
 
 def points(options: argparse.Namespace, threads: int) -> Iterator[Point]:
     """What to measure with ``threads`` threads."""
     for size, dtype in product(options.size, options.dtype):
-        for streams in options.streams:
-            yield Point(size, dtype, streams, 0, threads)
+        for context, streams in product(options.context, options.streams):
+            yield Point(size, dtype, streams, context, threads)
         yield Point(size, dtype, 1, 0, threads, "prefill")
 
 
 def measure_all(options: argparse.Namespace, models: Path) -> Iterator[Figures]:
     """A row of figures for each point; each number of threads has processes of its own."""
     rates = Rates()
-    for size, kind in product(options.size, [*options.dtype, "pth"]):
-        file_of(models, size, kind)  # before anything is measured
+    is_rwkv7, contenders = options.family == "rwkv7", FAMILIES[options.family][1]
+    for size, kind in product(options.size, [*options.dtype, *(["pth"] if is_rwkv7 else [])]):
+        (shapes if is_rwkv7 else hybrids).file_of(models, size, kind)  # before it is measured
     for threads in options.threads:
         with ExitStack() as stack:
             workers = {
-                name: stack.enter_context(Worker(CONTENDERS[name], models, threads))
-                for name in ("everstream", *options.peer)
+                name: stack.enter_context(Worker(contenders[name], models, threads))
+                for name in (OURS, *options.peer)
             }
             for point in points(options, threads):
                 found = measure(point, workers, rates, options.rounds, options.seconds)
@@ -65,15 +77,25 @@ def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = command_line(__doc__, RESULT)
     cores = os.cpu_count() or 1
-    parser.add_argument("--size", nargs="+", choices=CONFIGS, default=list(CONFIGS))
+    parser.add_argument("--family", choices=FAMILIES, default="rwkv7")
+    parser.add_argument("--size", nargs="+", help="default: all of the family")
+    parser.add_argument("--context", type=int, nargs="+", default=[0], help="tokens of the past")
     parser.add_argument("--dtype", nargs="+", default=["bfloat16", "int8"])
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, min(2, cores)}))
-    parser.add_argument("--peer", nargs="+", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--peer", nargs="+", choices=PEERS, help="default: all of the family")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.0, help="seconds of each turn")
     parser.add_argument("--models", type=Path, help="folder to keep the files in between runs")
-    return parser.parse_args(command)
+    options = parser.parse_args(command)
+    sizes, contenders = FAMILIES[options.family]
+    options.size = options.size or list(sizes)
+    options.peer = options.peer or [name for name in contenders if name != OURS]
+    if unknown := [*({*options.size} - {*sizes}), *({*options.peer} - {*contenders})]:
+        parser.error(f"{options.family} has no {unknown[0]}")
+    if options.family != "rwkv7" and options.output == RESULT:
+        options.output = RESULT.with_name(f"checkpoints_{options.family}.json")
+    return options
 
 
 def main(command: Sequence[str] | None = None) -> None:

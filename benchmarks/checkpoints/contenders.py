@@ -8,14 +8,19 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.checkpoints import hybrids
 from benchmarks.checkpoints.shapes import CONFIGS, file_of
 from benchmarks.decode.models import step_cost
 from benchmarks.decode.native import Native
 from benchmarks.decode.peers import PREFILL_TOKENS, Opened, Point, Steps, Unavailable
 from benchmarks.decode.roofline import ITEM_BYTES, Cost
+from model.architectures.bounded import with_past
+from model.architectures.hybrid import HybridConfig
 from model.checkpoint import load_checkpoint
+from model.foreign import lfm2_gguf, qwen35_gguf
 from model.native.runtime import Runtime
-from model.weights import num_parameters
+from model.weights import Weights, num_parameters
+from model.weights.gguf_file import GgufFile
 
 #: Of its strategies on a CPU, the one for weights of this type.
 STRATEGIES = {"float32": "cpu fp32", "bfloat16": "cpu bf16"}
@@ -34,6 +39,25 @@ class FromFile(Native):
 
     def cost(self, item_bytes: int, rows: int, point: Point) -> Cost:
         return step_cost(CONFIGS[point.size], item_bytes, rows, point.streams)
+
+
+class HybridFromFile(Native):
+    """A `decode.peers.Contender`; Q8_0 becomes the runtime's int8, a scale for each row."""
+
+    def __init__(self, models: Path) -> None:
+        super().__init__(models, "hybrid")
+
+    def make_runtime(self, point: Point) -> Runtime:
+        file = hybrids.file_of(self.folder, point.size, point.dtype)
+        read = qwen35_gguf.read_gguf if point.size.startswith("qwen35") else lfm2_gguf.read_gguf
+        config: HybridConfig
+        weights: Weights
+        config, weights = read(GgufFile(file), file.name)
+        bounded = with_past(config, hybrids.CONTEXT, "stop")
+        return Runtime(bounded, weights, point.dtype, point.threads)
+
+    def cost(self, item_bytes: int, rows: int, point: Point) -> Cost:
+        return hybrids.step_cost(point, 4 * hybrids.position_numbers(hybrids.CONFIGS[point.size]))
 
 
 class Package(Steps):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
+from benchmarks.checkpoints import hybrids
 from benchmarks.checkpoints.shapes import CONFIGS, file_of
 from benchmarks.decode.llama import LlamaCpp
 from benchmarks.decode.models import step_cost
@@ -43,3 +44,37 @@ class FromFile(LlamaCpp):
     def cost(self, size: Size, point: Point) -> Cost:
         rows = PREFILL_TOKENS if point.mode == "prefill" else point.streams
         return step_cost(CONFIGS[point.size], ITEM_BYTES[point.dtype], rows, point.streams)
+
+
+class HybridFromFile(LlamaCpp):
+    """A `decode.peers.Contender`: llama.cpp on the same file, with keys and values of 16 bits."""
+
+    file_types: ClassVar = {dtype: (file_type,) for file_type, dtype in DTYPES.items()}
+    room: ClassVar = hybrids.ROOM
+
+    def __init__(self, models: Path) -> None:
+        super().__init__(models, "hybrid")
+
+    def size_of(self, point: Point) -> Size:
+        config = hybrids.CONFIGS[point.size]
+        return Size(
+            point.size,
+            config.vocab_size,
+            config.hidden_size,
+            config.num_hidden_layers,
+            config.num_attention_heads,
+            config.intermediate_size,
+            config.head_dim,
+        )
+
+    def file(self, size: Size, file_type: str) -> Path:
+        return hybrids.file_of(self.folder, size.name, DTYPES[file_type])
+
+    def tensors(self, size: Size) -> Shapes:
+        return hybrids.CONFIGS[size.name].weight_shapes()
+
+    def position_bytes(self, size: Size) -> int:
+        return 2 * hybrids.position_numbers(hybrids.CONFIGS[size.name])
+
+    def cost(self, size: Size, point: Point) -> Cost:
+        return hybrids.step_cost(point, self.position_bytes(size))

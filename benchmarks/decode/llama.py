@@ -56,6 +56,8 @@ class LlamaCpp:
 
     #: Which correspond to a type of ours; the fastest one is taken.
     file_types: ClassVar[Mapping[str, tuple[str, ...]]] = FILE_TYPES
+    #: Tokens that a sequence may grow by while it is measured.
+    room: ClassVar[int] = ROOM
 
     def __init__(self, models: Path, architecture: str) -> None:
         llama_cpp.llama_log_set(_log_errors, None)
@@ -106,6 +108,10 @@ class LlamaCpp:
         """The model's tensors by name."""
         return peer_tensors(size, self._architecture)
 
+    def position_bytes(self, size: Size) -> int:
+        """What a position takes in the cache."""
+        return kv_bytes_per_token(size)
+
     def _close(self) -> None:
         if self._session is not None:
             self._session.free()
@@ -143,14 +149,14 @@ class LlamaCpp:
             self._loaded[path] = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
             assert self._loaded[path] is not None, path
             check_sequences(self._loaded[path], size, self._recurrent, point)
-        return Session(self._loaded[path], size, self._recurrent, point, flash)
+        return Session(self._loaded[path], size, self._recurrent, point, flash, self.room)
 
     def _free_other_sizes(self, name: str) -> None:
         for path in [path for path in self._loaded if not path.name.startswith(f"{name}-")]:
             llama_cpp.llama_model_free(self._loaded.pop(path))
 
     def _check_memory(self, size: Size, point: Point) -> None:
-        wanted = point.streams * (point.context + ROOM) * kv_bytes_per_token(size)
+        wanted = point.streams * (point.context + self.room) * self.position_bytes(size)
         if not self._recurrent and wanted > MEMORY_PART * available_bytes():
             raise Unavailable(f"its cache would take {wanted / 2**30:.1f} GiB")
 

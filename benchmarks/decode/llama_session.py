@@ -2,7 +2,8 @@
 
 Tokens are chosen ahead, so that no time goes into sampling. Where sequences have a past, the first
 is filled by a real prefill of random ids, and its keys and values are copied into the others. The
-state of an RWKV-7 does not grow, so its past is a position alone.
+state of an RWKV-7 does not grow, so its past is a position alone. A model with both cannot be cut
+back to a past: it has room for all that is measured.
 """
 
 from __future__ import annotations
@@ -47,11 +48,19 @@ class Batch:
 class Session:
     """A context of llama.cpp with ``streams`` sequences of ``context`` tokens each."""
 
-    def __init__(self, model: Any, size: Size, recurrent: bool, point: Point, flash: str) -> None:
-        self._size, self._recurrent, self.point = size, recurrent, point
+    def __init__(
+        self,
+        model: Any,
+        size: Size,
+        recurrent: bool,
+        point: Point,
+        flash: str,
+        room: int = ROOM,
+    ) -> None:
+        self._size, self._recurrent, self.point, self._room = size, recurrent, point, room
         self._draw = np.random.default_rng(0)
         params = llama_cpp.llama_context_default_params()
-        length = PREFILL_TOKENS if point.mode == "prefill" else point.context + ROOM
+        length = PREFILL_TOKENS if point.mode == "prefill" else point.context + room
         params.n_ctx = point.streams * -(-length // 256) * 256
         params.n_batch = params.n_ubatch = max(PREFILL_TOKENS, point.streams)
         params.n_seq_max = point.streams
@@ -87,7 +96,9 @@ class Session:
     def _is_full(self) -> bool:
         if self.point.mode == "prefill":
             return True
-        return not self._recurrent and int(self._batch.positions[0]) == self.point.context + ROOM
+        return (
+            not self._recurrent and int(self._batch.positions[0]) == self.point.context + self._room
+        )
 
     def logits(self, tokens: list[int]) -> NDArray[np.float32]:
         """A copy of the logits [len(tokens), vocabulary] after one token in each sequence."""
@@ -120,7 +131,9 @@ class Session:
             llama_cpp.llama_memory_clear(self._memory, False)
         else:
             for sequence in range(self.point.streams):
-                llama_cpp.llama_memory_seq_rm(self._memory, sequence, self.point.context, -1)
+                context = self.point.context
+                if not llama_cpp.llama_memory_seq_rm(self._memory, sequence, context, -1):
+                    raise RuntimeError("llama.cpp cannot cut this model's sequences back")
         self._batch.tokens[:] = self._ids(len(self._batch.tokens))
         self._batch.positions[:] = self.point.context
         if self.point.mode == "prefill":

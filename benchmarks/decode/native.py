@@ -75,7 +75,8 @@ class Native(Steps):
             size = min(PREFILL_TOKENS, num_tokens - first)
             ids = draw.integers(1, self._runtime.config.vocab_size, size=size).tolist()
             self._runtime.run(self._pool, [0], [first], [ids], [None])
-        self._pool[1:] = self._pool[0]
+        used = self._runtime.layout.used_bytes(num_tokens)
+        self._pool[1:, :used] = self._pool[0, :used]
 
     def _decode(self) -> None:
         tokens = self._runtime.run(

@@ -30,6 +30,8 @@ def table(rows: Sequence[Figures]) -> str:
         work = f"{number} stream{'s' if number > 1 else ''}"
         if row["mode"] == "prefill":
             work = "prompt of 512"
+        elif row.get("context"):
+            work += f" after {row['context']:,} tokens"
         cells = [row["dtype"], str(row["threads"]), work, f"{ours['tokens_per_s']:,.1f}"]
         cells.append(f"{ours['fraction']:.0%} ({ours['bound']})")
         for name in PEERS:

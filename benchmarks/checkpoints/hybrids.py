@@ -1,0 +1,147 @@
+"""Qwen3.5 and LFM2 in published shapes: GGUF files of random weights, and what a step costs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
+from gguf.quants import quantize
+
+from benchmarks.decode.peers import PREFILL_TOKENS, Point
+from benchmarks.decode.roofline import ITEM_BYTES, Cost, matrix_cost
+from benchmarks.process import make_once
+from model.architectures.hybrid import HybridConfig
+from model.architectures.lfm2.config import Lfm2Config
+from model.architectures.qwen35.config import Qwen35Config
+from model.foreign import lfm2_names, qwen35_names
+from model.state import StateLayout
+
+#: Positions of a session, ours and llama.cpp's: the longest past, and what is decoded meanwhile.
+ROOM = 1024
+CONTEXT = 4096 + ROOM
+CONFIGS: dict[str, HybridConfig] = {
+    "qwen35-0.8B": Qwen35Config(
+        vocab_size=248320, attention_layers=tuple(range(3, 24, 4)), max_context=CONTEXT
+    ),
+    "lfm2-350M": Lfm2Config(
+        vocab_size=65536, attention_layers=(2, 5, 8, 10, 12, 14), max_context=CONTEXT
+    ),
+}
+#: Of a number of a head's S in one token: two multiplications with the decay and what is read, two
+#: read-outs and one update, each with an addition.
+OPERATIONS_PER_STATE_NUMBER = 8
+#: By our types; the others are llama.cpp's.
+FILE_TYPES = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0"}
+#: Tensors that stay float32, as in published files.
+WIDE = ("ssm_conv1d.weight", "shortconv.conv.weight")
+
+
+def file_of(folder: Path, size: str, dtype: str) -> Path:
+    """The model of `CONFIGS` as a GGUF file without a vocabulary, made where it is missing."""
+    file_type = FILE_TYPES[dtype]
+
+    def write(path: Path) -> None:
+        config = CONFIGS[size]
+        family = config.attention
+        writer = GGUFWriter(path, family)
+        for key, value in _fields(config).items():
+            add = writer.add_array if isinstance(value, list) else _adder(writer, value)
+            add(f"{family}.{key}", value)
+        kind = f"{'ALL' if file_type == 'F32' else 'MOSTLY'}_{file_type}"
+        writer.add_file_type(LlamaFileType[kind])
+        writer.add_tokenizer_model("no_vocab")
+        draw = np.random.default_rng(0)
+        names = qwen35_names.GGUF if family == "qwen35" else lfm2_names.GGUF
+        parts, shapes = names.parts_of(config), config.weight_shapes()
+        for ours, part in parts.items():
+            (key,) = part.keys
+            values = _values(ours, shapes[ours], draw)
+            is_wide = values.ndim != 2 or key.endswith(WIDE)
+            raw = GGMLQuantizationType["F32" if is_wide else file_type]
+            writer.add_tensor(key, quantize(values, raw), raw_dtype=raw)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+    return make_once(folder / f"{size}-{file_type}.gguf", write)
+
+
+def _values(
+    name: str, shape: tuple[int, ...], draw: np.random.Generator
+) -> npt.NDArray[np.float32]:
+    """Of a weight by our name, as the file has it, in the magnitudes of a trained model."""
+    values = draw.standard_normal(shape, np.float32)
+    if name.endswith("norm.weight"):
+        return np.ones(shape, np.float32)
+    if name.endswith("A_log"):
+        return -np.exp(0.7 * values - 2)
+    if len(shape) == 2:
+        values *= 0.5 if name.endswith("conv") else shape[1] ** -0.5
+        if name.endswith(("out.weight", "down.weight")):  # else rounding grows from layer to layer
+            values *= 0.2
+    return values
+
+
+def _adder(writer: GGUFWriter, value: float) -> Any:
+    return writer.add_float32 if isinstance(value, float) else writer.add_uint32
+
+
+def _fields(config: HybridConfig) -> dict[str, Any]:
+    """The metadata, without the family's name in front."""
+    fields: dict[str, Any] = {
+        "context_length": 1 << 17,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.layer_norm_rms_epsilon": config.norm_eps,
+        "rope.freq_base": config.rope_theta,
+    }
+    if isinstance(config, Lfm2Config):
+        return fields | {
+            "vocab_size": config.vocab_size,
+            "attention.head_count_kv": [
+                config.num_key_value_heads * attention for attention in config.is_attention
+            ],
+            "shortconv.l_cache": config.conv_size,
+        }
+    assert isinstance(config, Qwen35Config)
+    return fields | {
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "full_attention_interval": config.attention_layers[0] + 1,
+        "rope.dimension_count": config.rotary_dim,
+        "rope.dimension_sections": [11, 11, 10, 0],
+        "ssm.conv_kernel": config.conv_size,
+        "ssm.state_size": config.key_head_dim,
+        "ssm.group_count": config.num_key_heads,
+        "ssm.time_step_rank": config.num_value_heads,
+        "ssm.inner_size": config.value_channels,
+    }
+
+
+def step_cost(point: Point, position_bytes: int) -> Cost:
+    """Of a step at ``point``; a position of all layers takes ``position_bytes``."""
+    config = CONFIGS[point.size]
+    layout, layers = StateLayout.of(config), len(config.attention_layers)
+    is_prefill = point.mode == "prefill"
+    rows = PREFILL_TOKENS if is_prefill else point.streams
+    seen = PREFILL_TOKENS // 2 if is_prefill else point.context + 1
+    shapes = config.weight_shapes() | {"head.weight": (config.vocab_size, config.hidden_size)}
+    sums = sum(math.prod(f.spec.shape) for f in layout.fields if f.name == "S")
+    heads = config.num_attention_heads * config.head_dim
+    return matrix_cost(shapes, ITEM_BYTES[point.dtype], rows, point.streams, "embedding") + Cost(
+        point.streams * (2 * layout.fixed_bytes + seen * position_bytes),
+        rows * (OPERATIONS_PER_STATE_NUMBER * sums + 4 * layers * heads * seen),
+    )
+
+
+def position_numbers(config: HybridConfig) -> int:
+    """Numbers of keys and values of a position, in all layers."""
+    return 2 * len(config.attention_layers) * config.num_key_value_heads * config.head_dim
