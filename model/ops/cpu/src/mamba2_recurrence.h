@@ -18,11 +18,10 @@ struct SsdToken {
     const float* x0;     // [P]
 };
 
-// J vectors of columns; asks for the state that lies `ahead` numbers later, where it is not 0.
+// J vectors of columns.
 template <int J>
 inline void update_columns(
-    float* S, int num_rows, int num_columns, const SsdToken& t, int column, float* y,
-    size_t ahead) {
+    float* S, int num_rows, int num_columns, const SsdToken& t, int column, float* y) {
     const F decay = F::set(t.decay), delta = F::set(t.delta), skip = F::set(t.skip);
     F x[J], out[J];
     for (int j = 0; j < J; j++) {
@@ -33,8 +32,6 @@ inline void update_columns(
     S += column;
     for (int i = 0; i < num_rows; i++, S += num_columns) {
         const F b = F::set(t.b[i]), c = F::set(t.c[i]);
-        if (ahead)
-            for (int line = 0; line < J * F::W; line += 16) __builtin_prefetch(S + ahead + line, 1);
         for (int j = 0; j < J; j++) {
             F s = F::load(S + j * F::W);
             s = fma(s, decay, s);
@@ -48,13 +45,13 @@ inline void update_columns(
 
 // The new S [num_rows][num_columns], and y [num_columns].
 inline void update_state(
-    float* S, int num_rows, int num_columns, const SsdToken& t, float* y, size_t ahead) {
+    float* S, int num_rows, int num_columns, const SsdToken& t, float* y) {
     constexpr int J = EVERSTREAM_REGISTERS == 32 ? 4 : 2;
     int j = 0;
     for (; j + J * F::W <= num_columns; j += J * F::W)
-        update_columns<J>(S, num_rows, num_columns, t, j, y, ahead);
+        update_columns<J>(S, num_rows, num_columns, t, j, y);
     for (; j + F::W <= num_columns; j += F::W)
-        update_columns<1>(S, num_rows, num_columns, t, j, y, ahead);
+        update_columns<1>(S, num_rows, num_columns, t, j, y);
     for (; j < num_columns; j++) {
         const float x = t.delta * t.x0[j];
         float out = t.skip * t.x0[j];

@@ -77,9 +77,7 @@ private:
             t.x0 = x + h * P;
             t.b = x + m.inner + group * N;
             t.c = t.b + m.num_groups * N;
-            // The last token asks for the head that this thread will probably take next.
-            const size_t ahead = row + 1 < end ? 0 : size_t(w.count()) * N * P;
-            update_state(S, N, P, t, buffer(B::y, row) + h * P, ahead);
+            update_state(S, N, P, t, buffer(B::y, row) + h * P);
         }
     }
 
