@@ -23,10 +23,10 @@ import numpy as np
 
 from benchmarks.checkpoints.restore import TIMEOUT_S, post
 from benchmarks.process import ROOT, ServerProcess, exit_on_sigterm
-from benchmarks.report import Figures, Result, command_line
+from benchmarks.report import RESULTS, Figures, Result, command_line
 from clients.python import Client, Session
 
-RESULT = "checkpoint_edited.json"
+RESULT = RESULTS / "checkpoint_edited.json"
 #: Ids at the end that are replaced by others.
 EDITED = 16
 #: Ids of one request of ours.

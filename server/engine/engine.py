@@ -94,6 +94,7 @@ class Engine:
         self.expire(now)
         for live in list(self._requests.cancelled):
             self._requests.finish(live, "cancelled", now)
+        self._keeper.trim()
         self._admit(now)
         rows = self._schedule()
         self._processor.process(self._executor.run(rows, now) if rows else [], now)

@@ -187,10 +187,7 @@ class Keeper:
         self._forget(session)
 
     def expire(self, now: float) -> None:
-        """Evicts sessions that have been idle for too long: to the store, or for good.
-
-        And those whose states take more than `EngineConfig.max_asleep_bytes`.
-        """
+        """Evicts sessions that have been idle for too long: to the store, or for good."""
         while (due := self._table.next_expiry()) is not None and due <= now:
             session = self._table.oldest_quiet()
             assert session is not None
@@ -200,10 +197,13 @@ class Keeper:
             else:
                 self._table.record(session, Deleted())
                 self._forget(session)
-        while self._config.can_evict and self._table.asleep_bytes > self._config.max_asleep_bytes:
-            session = self._table.oldest_asleep()
-            if session is None:
-                return
+
+    def trim(self) -> None:
+        """Evicts idle sessions as long as states take more than `EngineConfig.max_asleep_bytes`."""
+        if not self._config.can_evict:
+            return
+        max_bytes = self._config.max_asleep_bytes
+        while (session := self._table.oldest_beyond(max_bytes)) is not None:
             self.evict(session)
 
     def _record_value(self, session: Session, evicted: bool) -> None:

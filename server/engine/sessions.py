@@ -184,9 +184,20 @@ class SessionTable:
 
     # Ends
 
-    def oldest_asleep(self) -> Session | None:
-        """The session that has been idle for longest of those that have a state and no slot."""
-        return next((one for one in self._quiet.values() if one.state is not None), None)
+    def oldest_beyond(self, max_bytes: float) -> Session | None:
+        """Where states without a slot have more than ``max_bytes``, the one idle for longest.
+
+        A free slot has room for a state. As many sessions as fit with full states stay in any case,
+        and the one that was used last: its request may be on the way.
+        """
+        num_fitting = self._pool.num_slots + max_bytes // self._pool.state_bytes
+        num_free = self._pool.num_slots - self._pool.num_held
+        room = max_bytes + num_free * self._pool.state_bytes
+        if self.asleep_bytes <= room or len(self._sessions) <= num_fitting:
+            return None
+        newest = next(reversed(self._quiet.values()), None)
+        older = (one for one in self._quiet.values() if one is not newest)
+        return next((one for one in older if one.state is not None), None)
 
     def oldest_quiet(self) -> Session | None:
         """The session that has been idle for longest."""
