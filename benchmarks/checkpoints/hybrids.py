@@ -54,6 +54,7 @@ def file_of(folder: Path, size: str, dtype: str) -> Path:
         kind = f"{'ALL' if file_type == 'F32' else 'MOSTLY'}_{file_type}"
         writer.add_file_type(LlamaFileType[kind])
         writer.add_tokenizer_model("no_vocab")
+        writer.add_vocab_size(config.vocab_size)
         draw = np.random.default_rng(0)
         names = qwen35_names.GGUF if family == "qwen35" else lfm2_names.GGUF
         parts, shapes = names.parts_of(config), config.weight_shapes()
@@ -104,7 +105,6 @@ def _fields(config: HybridConfig) -> dict[str, Any]:
     }
     if isinstance(config, Lfm2Config):
         return fields | {
-            "vocab_size": config.vocab_size,
             "attention.head_count_kv": [
                 config.num_key_value_heads * attention for attention in config.is_attention
             ],

@@ -21,7 +21,7 @@ PAGES: dict[str, Callable[[], dict[str, str]]] = {
     "docs/models/arwkv.md": partial(published.tables, "arwkv7"),
     "docs/models/lfm2.md": partial(published.tables, "lfm2"),
     "docs/models/mamba.md": partial(published.tables, "mamba2", "mamba"),
-    "docs/models/qwen3.5.md": partial(published.tables, "qwen35"),
+    "docs/models/qwen3.5.md": lambda: published.tables("qwen35") | models.family_tables("qwen35"),
     "docs/models/rwkv7.md": models.tables,
     "docs/operations.md": dict,
     "docs/protocol.md": dict,

@@ -23,6 +23,7 @@ def speed_tables(rows: Sequence[Figures]) -> str:
 
 def table(rows: Sequence[Figures]) -> str:
     """Tokens/s by weights, threads and work."""
+    peers = [name for name in PEERS if any(name in row["contenders"] for row in rows)]
     body = []
     for row in rows:
         ours = row["contenders"][OURS]
@@ -34,13 +35,13 @@ def table(rows: Sequence[Figures]) -> str:
             work += f" after {row['context']:,} tokens"
         cells = [row["dtype"], str(row["threads"]), work, f"{ours['tokens_per_s']:,.1f}"]
         cells.append(f"{ours['fraction']:.0%} ({ours['bound']})")
-        for name in PEERS:
+        for name in peers:
             other = row["contenders"].get(name)
             cells.append(f"{other['tokens_per_s']:,.1f}" if other else "")
             cells.append(f"{row['ratios'][name]:.2f}" if other else "")
         body.append(cells)
     head = ["weights", "threads", "work", "Everstream, tokens/s", "of the limit"]
-    for name in PEERS:
+    for name in peers:
         head += [name, "ratio"]
     return markdown(head, body)
 
@@ -147,6 +148,15 @@ def conditions(result: Figures) -> str:
         f" {on['load_at_start'][0]} at the start; medians of {result['rounds']} turns of"
         f" {result['seconds']:g} s."
     )
+
+
+def family_tables(family: str) -> dict[str, str]:
+    """The speed of a family that `benchmarks.checkpoints --family` has measured."""
+    speed = read_result(RESULTS / f"checkpoints_{family}.json")
+    return {
+        f"{family} conditions": conditions(speed),
+        f"{family} speed": speed_tables(speed["rows"]),
+    }
 
 
 def tables() -> dict[str, str]:
