@@ -1,13 +1,28 @@
 """How models write calls of functions, as their chat templates show it.
 
-Arguments are JSON of the function's own schema, on one line. A form is used three times: by the
-template that tells the model of it, by the grammar that a call is written under, and by what reads
-calls from an answer.
+Arguments are JSON of the function's own schema, on one line, or one parameter after another. A form
+is used three times: by the template that tells the model of it, by the grammar that a call is
+written under, and by what reads calls from an answer.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class ParameterForm:
+    """An argument is ``begin``, its parameter's name, ``middle``, a line break, the value, ``end``.
+
+    The value is plain text without ``end`` in it, or JSON on one line. An empty text may leave out
+    the line break before it.
+    """
+
+    begin: str
+    middle: str
+    end: str
 
 
 @dataclass(frozen=True)
@@ -16,6 +31,9 @@ class CallForm:
 
     ``end`` has a line break in it, which JSON on one line cannot have. An answer that begins with
     ``marker`` is a call. ``name`` is that in `FORMS`, which is kept with what is stored.
+
+    The arguments are a JSON object, or each is written as ``parameter`` says. ``texts`` are then
+    the names of each function's parameters whose values are plain text.
     """
 
     name: str
@@ -24,6 +42,8 @@ class CallForm:
     middle: str
     end: str
     between: str = "\n"
+    parameter: ParameterForm | None = None
+    texts: Mapping[str, Set[str]] = field(default_factory=dict)
 
 
 #: As Hermes, Qwen and others were taught it.
@@ -42,13 +62,25 @@ FENCED = CallForm(
     middle='", "arguments": ',
     end="}\n```",
 )
-FORMS = {form.name: form for form in (TAGGED, FENCED)}
-#: In templates that teach calls whose arguments are not JSON, as those of Qwen3.5 do.
-_NOT_JSON = "<function="
+#: As Qwen3.5 and Qwen3-Coder were taught it.
+PARAMETERS = CallForm(
+    "tool_call_parameters",
+    marker="<tool_call>",
+    begin="<tool_call>\n<function=",
+    middle=">\n",
+    end="</function>\n</tool_call>",
+    parameter=ParameterForm("<parameter=", ">", "\n</parameter>\n"),
+)
+FORMS = {form.name: form for form in (TAGGED, FENCED, PARAMETERS)}
+#: In templates that teach calls with a function's name in a tag. Of those only one form is known.
+_NAME_IN_TAG = "<function="
+_PARAMETERS = re.compile(r"<tool_call>(\n|\\n)<function=[^>]*>\1<parameter=[^>]*>\1")
 
 
 def form_in(template: str) -> CallForm | None:
     """The form that a template which shows the model its tools writes calls in, if it is known."""
-    if "tools" not in template or "arguments" not in template or _NOT_JSON in template:
+    if "tools" not in template or "arguments" not in template:
         return None
+    if _NAME_IN_TAG in template:
+        return PARAMETERS if _PARAMETERS.search(template) else None
     return next((form for form in FORMS.values() if form.marker in template), None)

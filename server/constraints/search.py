@@ -7,7 +7,7 @@ masks are equal count as one. The way that it finds is short, not always the sho
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -35,7 +35,8 @@ class Reached(NamedTuple):
 class Search:
     """One search. ``tokens_of`` gives tokens to try under a mask, ``depth_of`` a token's brackets.
 
-    ``rest_of`` gives the rest of the way where it is known.
+    ``rest_of`` gives the rest of the way where it is known. ``ends`` are tokens that are tried
+    together: those that end a text of any tokens.
     """
 
     def __init__(
@@ -43,8 +44,10 @@ class Search:
         tokens_of: Callable[[bytes], list[int]],
         depth_of: Callable[[int], int],
         rest_of: Callable[[LLMatcher], tuple[int, ...] | None],
+        ends: Sequence[tuple[int, ...]] = (),
     ) -> None:
         self._tokens_of, self._depth_of, self._rest_of = tokens_of, depth_of, rest_of
+        self._ends = ends
         self._useful: dict[bytes, list[int]] = {}
         self.spent = 0
 
@@ -70,23 +73,35 @@ class Search:
 
     def _around(self, here: Reached) -> list[Reached]:
         """Where the tokens lead that are worth a try, those alike once."""
+        if not has_structure(here.mask):
+            for end in self._ends:
+                self.spent += 1
+                there = self._after(here, end)
+                if there is not None and has_structure(there.mask):
+                    return [there]
         tokens = self._useful.get(here.mask) or self._tokens_of(here.mask)
         self.spent += len(tokens)
         found: dict[_Key, Reached] = {}
         for token in tokens:
-            place = here.place.deep_copy()
-            if not place.consume_token(token):
+            there = self._after(here, (token,))
+            if there is None:
                 continue
-            mask = mask_of(place)
-            in_string = mask == here.mask and not has_structure(mask)
-            depth = here.depth + (0 if in_string else self._depth_of(token))
-            there = Reached(place, (*here.way, token), mask, depth)
-            if place.is_accepting():
+            if there.place.is_accepting():
                 return [there]
-            if not place.is_error():
+            if not there.place.is_error():
                 found.setdefault(there.key, there)
         self._useful.setdefault(here.mask, [there.way[-1] for there in found.values()])
         return list(found.values())
+
+    def _after(self, here: Reached, tokens: tuple[int, ...]) -> Reached | None:
+        """Where ``tokens`` lead, if they may come."""
+        place = here.place.deep_copy()
+        if not place.consume_tokens(list(tokens)):
+            return None
+        mask = mask_of(place)
+        in_string = mask == here.mask and not has_structure(mask)
+        depth = here.depth + (0 if in_string else sum(map(self._depth_of, tokens)))
+        return Reached(place, (*here.way, *tokens), mask, depth)
 
 
 def has_structure(mask: bytes) -> bool:

@@ -1,8 +1,9 @@
 """Answers that call functions: the one format that no client asks for by its name.
 
 A call is written in one of the forms of `model.chat.call_forms`, which differ in what is around the
-name and the arguments. Arguments are JSON of the function's own schema. Where the model may also
-answer without a call, its answer is any text that does not begin as a call does.
+name and the arguments. Arguments are JSON of the function's own schema, or one parameter after
+another. Where the model may also answer without a call, its answer is any text that does not begin
+as a call does.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from model.chat.call_forms import FORMS
-from server.constraints import json_schema
+from model.chat.call_forms import FORMS, CallForm
+from server.constraints import json_schema, tool_parameters
 from server.constraints.errors import FormatRefused
+from server.constraints.tool_parameters import json_rule
 
-_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ANY_OBJECT = {"type": "object"}
 
 
@@ -36,9 +37,9 @@ def lark(format: Mapping[str, Any]) -> str:
         "call: " + " | ".join(f"call_{index}" for index in range(len(functions))),
     ]
     for index, function in enumerate(functions):
-        head, schema = form.begin + function["name"] + form.middle, _arguments(function)
+        head = form.begin + function["name"] + form.middle
         lines.append(f"call_{index}: {_quoted(head)} arguments_{index} {_quoted(form.end)}")
-        lines.append(f"arguments_{index}: {_json(schema)}")
+        lines += _arguments(f"arguments_{index}", function, form)
     if format["otherwise"] is not None:
         lines += _answer(format["otherwise"], form.marker)
     return "\n".join(lines) + "\n"
@@ -59,22 +60,20 @@ def _answer(otherwise: Mapping[str, Any], marker: str) -> list[str]:
         case "text":
             return ["answer: TEXT", rf"TEXT: /(?s:.*)/ & ~/(?s:{marker}.*)/"]
         case "json_object":
-            return [f"answer: {_json(json_schema.normal(_ANY_OBJECT))}"]
+            return [f"answer: {json_rule(json_schema.normal(_ANY_OBJECT))}"]
         case "json_schema":
-            return [f"answer: {_json(json_schema.normal(otherwise['json_schema']['schema']))}"]
+            return [f"answer: {json_rule(json_schema.normal(otherwise['json_schema']['schema']))}"]
         case other:
             raise AssertionError(f"no answer next to calls: {other!r}")
 
 
-def _arguments(function: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments(rule: str, function: Mapping[str, Any], form: CallForm) -> list[str]:
     try:
-        return json_schema.normal(function["schema"], closed=True)
+        if form.parameter is not None:
+            return tool_parameters.lark(rule, function["schema"], form.parameter)
+        return [f"{rule}: {json_rule(json_schema.normal(function['schema'], closed=True))}"]
     except FormatRefused as error:
         raise FormatRefused(f"{function['name']}: {error}") from None
-
-
-def _json(schema: Mapping[str, Any]) -> str:
-    return "%json " + json.dumps({"x-guidance": _OPTIONS, **schema})
 
 
 def _quoted(text: str) -> str:

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 from model.architectures.chat import chat_of
 from model.architectures.lfm2.chat import TEMPLATE as LFM2
 from model.architectures.qwen35.chat import TEMPLATE as QWEN35
-from model.chat.call_forms import TAGGED, form_in
+from model.chat.call_forms import PARAMETERS, TAGGED, form_in
 from model.chat.template import PLAIN, ChatTemplate
 from model.chat.turns import Switch
 from model.tokenizer import Tokenizer
@@ -67,9 +67,12 @@ def test_qwen35_shows_tools_calls_and_results() -> None:
     assert ChatTemplate(QWEN35).calls == TAGGED
 
 
-def test_calls_that_are_not_json_are_no_known_form() -> None:
+def test_calls_by_parameters_are_told_from_other_forms() -> None:
     """Else a model would be made to write calls that its template does not teach."""
-    assert form_in(XML) is None
+    assert form_in(XML) == PARAMETERS
+    assert form_in(XML.replace("\n", "\\n")) == PARAMETERS
+    assert form_in(XML.replace("<tool_call>", "<seed:tool_call>")) is None
+    assert form_in(XML.replace("<parameter=a>", "{")) is None
     assert form_in(XML.replace("<function=f>", "{")) == TAGGED
 
 

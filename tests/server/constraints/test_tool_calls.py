@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
 import pytest
 
-from model.chat.call_forms import FENCED, FORMS, TAGGED, CallForm
-from server.api.openai.chat.tools import Arguments, CallBegins, CallReader, Text, ToolCallsFormat
+from model.chat.call_forms import FENCED, FORMS, PARAMETERS, TAGGED, CallForm
+from server.api.openai.chat.call_reader import Arguments, CallBegins, CallReader, Text
+from server.api.openai.chat.tools import ToolCallsFormat, with_texts
 from server.constraints.compiler import FormatCompiler
 from server.constraints.ending import ids_of
 from server.constraints.matcher import FreeText, GrammarMatcher
@@ -81,7 +83,8 @@ def drawn(matcher: GrammarMatcher, seed: int, most: int = 120) -> str:
 
 def read(text: str, form: CallForm = TAGGED) -> tuple[list[tuple[str, Any]], str, bool]:
     """The calls with their arguments, the text, and whether all is complete."""
-    reader = CallReader(form)
+    tools = [{"function": {"name": name, "parameters": SCHEMAS[name]}} for name in SCHEMAS]
+    reader = CallReader(with_texts(form, tools))
     names: list[str] = []
     arguments: list[str] = []
     words = ""
@@ -103,7 +106,8 @@ async def test_forced_calls_are_calls_of_their_functions(
 ) -> None:
     beginning = await start(constraints, calls(WEATHER, NOTHING, ANYTHING, most=3, form=form))
     for seed in range(20):
-        text = drawn(beginning.copy(), seed)
+        # By parameters the shortest call takes 136 tokens of this vocabulary.
+        text = drawn(beginning.copy(), seed, 120 if form.parameter is None else 400)
         assert text.startswith(form.begin)
         found, words, is_complete = read(text, form)
         assert is_complete, text
@@ -210,3 +214,87 @@ async def test_a_short_answer_goes_through_the_vocabulary_once(
     assert len(asked) < 2 * tiny_tokenizer().vocab_size
     assert len(ids_of(masks[0])) > 200
     assert all((mask == masks[0]).all() for mask in masks)
+
+
+TEXT_VALUE = {"type": "string"}
+
+
+def in_form(*parameters: str) -> str:
+    return "<tool_call>\n<function=f>\n" + "".join(parameters) + "</function>\n</tool_call>"
+
+
+def given(name: str, value: str) -> str:
+    return f"<parameter={name}>\n{value}\n</parameter>\n"
+
+
+async def accepts_parameters(
+    constraints: FormatCompiler, properties: Any, *required: str, text: str, **more: Any
+) -> bool:
+    schema = {"type": "object", "properties": properties, "required": [*required], **more}
+    format = calls({"name": "f", "schema": schema}, form=PARAMETERS)
+    return await accepts(constraints, format, text)
+
+
+async def test_parameters_are_texts_or_json_in_their_order(constraints: FormatCompiler) -> None:
+    properties = {"a": TEXT_VALUE, "n": {"type": "integer"}, "o": {"type": "object"}}
+    a, n, o = given("a", "Oslo"), given("n", "3"), given("o", '{"x": [1, null]}')
+    for text in (in_form(a), in_form(a, n), in_form(a, o), in_form(a, n, o)):
+        assert await accepts_parameters(constraints, properties, "a", text=text), text
+    for text in (in_form(n), in_form(n, a), in_form(a, a), in_form(a, given("n", "three"))):
+        assert not await accepts_parameters(constraints, properties, "a", text=text), text
+
+
+@pytest.mark.parametrize(
+    "value", ["", '"', "a\nb\n", "</parameter>", "x\n</parameter> y", "\n</function>", "größer 🙂"]
+)
+async def test_any_text_up_to_its_end_is_a_value(constraints: FormatCompiler, value: str) -> None:
+    text = in_form(given("a", value))
+    if value.startswith("</parameter>"):
+        assert not await accepts_parameters(constraints, {"a": TEXT_VALUE}, text=text)
+        return
+    assert await accepts_parameters(constraints, {"a": TEXT_VALUE}, text=text)
+    reader = CallReader(replace(PARAMETERS, texts={"f": {"a"}}))
+    pieces = [piece for letter in text for piece in reader.push(letter)]
+    written = "".join(piece.text for piece in pieces if isinstance(piece, Arguments))
+    assert (json.loads(written), reader.is_complete) == ({"a": value}, True)
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"enum": ["C", "é"]}, ("C", "é"), ("F", '"C"')),
+        ({"type": "string", "const": "x"}, ("x",), ("y",)),
+        ({**TEXT_VALUE, "maxLength": 300}, ("", "x" * 300), ("x" * 301,)),
+        ({**TEXT_VALUE, "minLength": 2, "maxLength": 3}, ("ab", "abc"), ("a", "abcd")),
+        ({**TEXT_VALUE, "pattern": "^[a-z]+$"}, ('"ab"',), ("ab", '"1"')),
+        ({"type": ["string", "null"]}, ('"ab"', "null"), ("ab",)),
+        ({"$ref": "#/$defs/text"}, ("ab",), ("abcd",)),
+        ({"type": "array", "items": {"$ref": "#/$defs/text"}}, ('["ab"]',), ('["abcd"]', "ab")),
+    ],
+)
+async def test_value_follows_its_schema(
+    constraints: FormatCompiler, schema: Any, good: tuple[str, ...], bad: tuple[str, ...]
+) -> None:
+    shared = {"$defs": {"text": {**TEXT_VALUE, "maxLength": 3}}}
+    for value in (*good, *bad):
+        text = in_form(given("a", value))
+        found = await accepts_parameters(constraints, {"a": schema}, "a", text=text, **shared)
+        assert found == (value in good), value
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"anyOf": [{"type": "object"}]}, "anyOf"),
+        ({"type": "object", "properties": {"a": TEXT_VALUE}, "minProperties": 1}, "minProperties"),
+        ({"type": "object", "additionalProperties": TEXT_VALUE}, "additionalProperties"),
+        ({"type": "object", "properties": {"a>": TEXT_VALUE}}, "properties"),
+        ({"type": "object", "properties": {"a": TEXT_VALUE}, "required": ["b"]}, "required"),
+        ({"type": "object", "properties": {"a": {"$ref": "#"}}}, r"\$ref"),
+    ],
+)
+async def test_schema_that_is_no_list_of_parameters_is_refused(
+    constraints: FormatCompiler, schema: Any, keyword: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=f"f: {keyword}"):
+        await start(constraints, calls({"name": "f", "schema": schema}, form=PARAMETERS))

@@ -6,15 +6,15 @@ schema. See `model.chat.call_forms` for how it looks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
 from model.chat.call_forms import TAGGED, CallForm
 from model.chat.template import ChatTemplate
-from server.api.openai.chat.messages import FunctionName, FunctionTool
+from server.api.openai.chat.messages import FunctionName, FunctionTool, tool_object
 from server.api.schemas.formats import (
     FormatPart,
     JsonObjectFormat,
@@ -23,6 +23,7 @@ from server.api.schemas.formats import (
     TextFormat,
 )
 from server.api.schemas.wire import Wire, of_type
+from server.constraints.tool_parameters import texts_of
 from server.errors import invalid
 
 #: Calls of one answer, where there may be several.
@@ -154,7 +155,20 @@ def tool_use(
         max_calls=MAX_PARALLEL if several else 1,
         otherwise=_otherwise(response_format, is_forced),
     )
-    return ToolUse(list(functions.values()), format, calls)
+    shown = list(functions.values())
+    return ToolUse(shown, format, with_texts(calls, map(tool_object, shown)))
+
+
+def with_texts(form: CallForm, tools: Iterable[Mapping[str, Any]]) -> CallForm:
+    """``form`` that knows which parameters of ``tools``, as templates read them, are plain text."""
+    if form.parameter is None:
+        return form
+    functions = {tool["function"]["name"]: tool["function"] for tool in tools}
+    texts = {
+        name: texts_of(function.get("parameters") or {}, form.parameter)
+        for name, function in functions.items()
+    }
+    return replace(form, texts=texts)
 
 
 def _chosen(choice: ToolChoice | None, functions: Collection[str]) -> tuple[str, Set[str]]:
@@ -189,110 +203,3 @@ def _otherwise(
     if not isinstance(wanted, JsonObjectFormat | JsonSchemaFormat):
         raise invalid("response_format", "with tools must be text, json_object or json_schema")
     return wanted
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """More of an answer that is not a call."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallBegins:
-    """A call of the function ``name``, the ``index``-th of the answer."""
-
-    index: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Arguments:
-    """More of the ``index``-th call's arguments."""
-
-    index: int
-    text: str
-
-
-Piece = Text | CallBegins | Arguments
-
-
-class CallReader:
-    """Reads one answer as it comes. What cannot be told yet is held back.
-
-    Of an answer that was cut short, the last call's arguments are cut as well.
-    """
-
-    def __init__(self, form: CallForm = TAGGED) -> None:
-        self._form = form
-        self._held = ""
-        self._read: Callable[[list[Piece]], bool] = self._begin
-        self._num_calls = 0
-        #: Whether all of the answer was calls, the last one complete.
-        self.is_complete = False
-
-    def push(self, text: str) -> list[Piece]:
-        """What ``text`` adds."""
-        self._held += text
-        pieces: list[Piece] = []
-        while self._read(pieces):
-            pass
-        return pieces
-
-    def end(self, is_whole: bool) -> list[Piece]:
-        """What was held back and is not a call after all: only of an answer that was not cut."""
-        was_undecided = self._read == self._begin
-        return [Text(self._held)] if is_whole and was_undecided and self._held else []
-
-    def _begin(self, pieces: list[Piece]) -> bool:
-        """Before the first call, or any text."""
-        begin = self._form.begin
-        if self._held.startswith(begin):
-            self._read_after(begin, self._name)
-            return True
-        if not begin.startswith(self._held):
-            self._read = self._text
-            return True
-        return False
-
-    def _text(self, pieces: list[Piece]) -> bool:
-        if self._held:
-            pieces.append(Text(self._held))
-            self._held = ""
-        return False
-
-    def _name(self, pieces: list[Piece]) -> bool:
-        name, found, rest = self._held.partition(self._form.middle)
-        if not found:
-            return False
-        pieces.append(CallBegins(self._num_calls, name))
-        self._num_calls += 1
-        self._held, self._read = rest, self._arguments
-        return True
-
-    def _arguments(self, pieces: list[Piece]) -> bool:
-        """JSON, which cannot hold what a call ends with: there is a line break in it."""
-        end = self._form.end
-        text, found, rest = self._held.partition(end)
-        if not found:
-            sizes = range(min(len(end) - 1, len(text)), 0, -1)
-            keep = next((size for size in sizes if text.endswith(end[:size])), 0)
-            text, rest = text[: len(text) - keep], text[len(text) - keep :]
-        if text:
-            pieces.append(Arguments(self._num_calls - 1, text))
-        self._held = rest
-        if found:
-            self._read, self.is_complete = self._between, True
-        return bool(found)
-
-    def _between(self, pieces: list[Piece]) -> bool:
-        if self._held:
-            self.is_complete = False
-        begin = self._form.between + self._form.begin
-        if self._held.startswith(begin):
-            self._read_after(begin, self._name)
-            return True
-        return False
-
-    def _read_after(self, after: str, read: Callable[[list[Piece]], bool]) -> None:
-        self._held, self._read = self._held.removeprefix(after), read

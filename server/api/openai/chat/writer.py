@@ -14,8 +14,14 @@ from model.chat.call_forms import CallForm
 from server.api.completion import ended, sse, total_usage
 from server.api.errors import error_object
 from server.api.frames import EpochName
+from server.api.openai.chat.call_reader import (
+    Arguments,
+    CallBegins,
+    CallReader,
+    Piece,
+    Text,
+)
 from server.api.openai.chat.schemas import CompletionDetails
-from server.api.openai.chat.tools import Arguments, CallBegins, CallReader, Piece, Text
 from server.api.openai.logprobs import JsonList, TokenNames, finite
 from server.api.openai.writer import AnswerWriter, Json, WrittenChoice, written_list
 from server.api.schemas.requests import StreamOptions

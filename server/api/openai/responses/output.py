@@ -7,7 +7,14 @@ from io import StringIO
 from typing import Any, ClassVar, TypeVar
 
 from model.chat.call_forms import FORMS
-from server.api.openai.chat.tools import Arguments, CallBegins, CallReader, Piece, Text
+from server.api.openai.chat.call_reader import (
+    Arguments,
+    CallBegins,
+    CallReader,
+    Piece,
+    Text,
+)
+from server.api.openai.chat.tools import with_texts
 from server.api.openai.logprobs import JsonList
 from server.api.openai.responses.note import Json, Note
 
@@ -145,7 +152,8 @@ class Output:
 
     def __init__(self, note: Note, emit: Emit | None) -> None:
         self._note, self._emit = note, emit
-        self._calls = CallReader(FORMS[note.call_form]) if note.may_call else None
+        form = with_texts(FORMS[note.call_form], note.tools)
+        self._calls = CallReader(form) if note.may_call else None
         self._items: list[Item] = []
         self._unshown: list[Json] = []
 

@@ -240,3 +240,44 @@ async def test_tool_that_is_allowed_must_be_one_of_the_tools(server: Running) ->
     )
     param = "tool_choice.allowed_tools.mode"
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+#: As that of Qwen3.5 shows tools, calls and results.
+QWEN35 = """\
+{%- if tools %}
+{{- '<tools>' + tools | tojson + '</tools>' }}
+{{- '<tool_call>\\n<function=example>\\n<parameter=one>\\nvalue\\n</parameter>' }}
+{%- endif %}
+{%- for message in messages %}
+{{- message.content or '' }}
+{%- for call in message.tool_calls or [] %}
+{{- '<tool_call>\\n<function=' + call.function.name + '>\\n' }}
+{%- for name, value in call.function.arguments | items %}
+{{- '<parameter=' + name + '>\\n' + value | string + '\\n</parameter>\\n' }}
+{%- endfor %}
+{{- '</function>\\n</tool_call>' }}
+{%- endfor %}
+{%- endfor %}
+"""
+
+
+async def test_calls_by_parameters_are_shown_as_json() -> None:
+    constraints = FormatCompiler(cast(Tokenizer, ByteTokenizer()))
+    engine, template = FakeEngine(matchers=constraints.matcher), ChatTemplate(QWEN35)
+    async with running(engine, constraints=constraints, chat_template=template) as server:
+        assert (await ask(server, tools=TOOLS, max_tokens=5)).status_code == 200
+        options: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 2000}
+        options |= {"parallel_tool_calls": True, "seed": 3}
+        (whole,) = calls_of(await ask(server, **options))
+        check(whole)
+        assert streamed(await ask(server, **options, stream=True)) == whole
+        first = await ask(server, tools=TOOLS, tool_choice=NAMED, max_tokens=2000)
+        message = first.json()["choices"][0]["message"]
+        (call,) = message["tool_calls"]
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "It rains."}
+        body = {"messages": [*HI, message, result], "tools": TOOLS, "max_tokens": 1}
+        again = (await ask(server, **body, return_token_ids=True)).json()
+        read = bytes(again["prompt_token_ids"]).decode()
+        arguments = json.loads(call["function"]["arguments"])
+        assert f"<function=weather>\n<parameter=place>\n{arguments['place']}\n" in read
+        assert read.endswith("</function>\n</tool_call>It rains.")

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
+from model.chat.call_forms import PARAMETERS
 from server.api.openai.responses.note import Note
 from server.api.openai.responses.writer import SILENT, ResponseWriter, on_stream, sse
 from server.engine.types import (
@@ -159,3 +160,16 @@ def test_log_probabilities_are_kept_as_json() -> None:
     (item,) = writer.response()["output"]
     assert isinstance(item["content"][0]["logprobs"], orjson.Fragment)
     assert len(json.loads(orjson.dumps(item))["content"][0]["logprobs"]) == 1000
+
+
+def test_texts_of_parameters_are_those_of_the_tools() -> None:
+    properties = {"a": {"type": "string"}, "b": {"type": "integer"}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}
+    values = "<parameter=a>\n1\n</parameter>\n<parameter=b>\n2\n</parameter>\n"
+    text = f"<tool_call>\n<function=f>\n{values}</function>\n</tool_call>"
+    form = {"tools": [tool], "may_call": True, "call_form": PARAMETERS.name}
+    events = written(events_of(text), **form)
+    (call,) = events[-1]["response"]["output"]
+    assert (call["name"], call["arguments"]) == ("f", '{"a": "1", "b": 2}')
+    deltas = [event["delta"] for event in events if event["type"].endswith("arguments.delta")]
+    assert "".join(deltas) == call["arguments"]

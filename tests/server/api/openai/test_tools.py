@@ -11,21 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from model.chat.call_forms import FENCED, FORMS, TAGGED, CallForm
+from model.chat.call_forms import FENCED, FORMS, PARAMETERS, TAGGED, CallForm
 from model.chat.template import PLAIN, ChatTemplate
 from model.chat.turns import Turns
+from server.api.openai.chat.call_reader import Arguments, CallBegins, CallReader, Piece, Text
 from server.api.openai.chat.messages import FunctionTool
-from server.api.openai.chat.tools import (
-    Arguments,
-    CallBegins,
-    CallReader,
-    Piece,
-    Text,
-    ToolCallsFormat,
-    ToolChoice,
-    ToolUse,
-    tool_use,
-)
+from server.api.openai.chat.tools import ToolCallsFormat, ToolChoice, ToolUse, tool_use
 from server.api.schemas.formats import JsonObjectFormat, RegexFormat, TextFormat
 from server.errors import InvalidRequest
 
@@ -101,6 +92,15 @@ def test_form_of_a_call_is_that_of_the_template() -> None:
     assert (use.calls, use.variables) == (FENCED, {"tool_choice": "required"})
 
 
+def test_form_knows_which_parameters_are_plain_text() -> None:
+    shown = "<tool_call>\\n<function=f>\\n<parameter=p>\\n"
+    properties = {"a": {"type": "string"}, "b": {"type": "integer"}}
+    tools = [tool("look", parameters={"properties": properties}), tool("go")]
+    use = used(tools=tools, template=ChatTemplate("{{ tools }} arguments " + shown))
+    assert use.calls is not None and use.calls.name == PARAMETERS.name
+    assert use.calls.texts == {"look": {"a"}, "go": set()}
+
+
 def test_function_without_parameters_takes_an_empty_object() -> None:
     (function,) = format_of(used(NAMED)).functions
     assert function["schema"] == {"type": "object", "properties": {}, "additionalProperties": False}
@@ -147,6 +147,12 @@ def read(*texts: str, is_whole: bool = True, form: CallForm = TAGGED) -> tuple[l
 
 
 def written(form: CallForm, name: str, arguments: str) -> str:
+    if form.parameter is not None:
+        value = form.parameter
+        arguments = "".join(
+            f"{value.begin}{key}{value.middle}\n{json.dumps(item)}{value.end}"
+            for key, item in json.loads(arguments).items()
+        )
     return form.begin + name + form.middle + arguments + form.end
 
 
