@@ -200,6 +200,24 @@ def test_states_of_sleeping_sessions_are_bounded_in_bytes(make: MakeEngine) -> N
     assert engine._sessions.asleep_bytes <= room
 
 
+def test_session_whose_request_is_on_its_way_stays(make: MakeEngine) -> None:
+    """Also where no state fits but in the slots: one that is asleep, and one just restored."""
+    engine, ledger = make("qwen35-short", max_sessions=1, max_asleep=4, can_evict=True), Ledger()
+    tight = make("qwen35-short", max_sessions=1, max_asleep=4, max_asleep_bytes=0, can_evict=True)
+    names = [engine.kept.create("me", 0.0).session for _ in range(3)]
+    for name in names:
+        solo(engine, request("r", range(1, 13), name, max_tokens=8))
+    ledger.take(engine.take_records())
+    for name in names:
+        tight.kept.restore(ledger.past(name), 0.0)
+    assert len(tokens_of(solo(tight, request("r", (), names[0])))) == 8
+    tight.step(0.0)
+    assert tight.kept.has(names[2], "me")
+    tight.kept.restore(ledger.past(names[1]), 0.0)
+    tight.step(0.0)
+    assert len(tokens_of(solo(tight, request("r", (), names[1])))) == 8
+
+
 @only_native
 def test_prefixes_are_bounded_in_bytes(make: MakeEngine) -> None:
     room = 2 * LAYOUT.used_bytes(48)
