@@ -19,6 +19,12 @@ from model.architectures.qwen35.config import Qwen35Config
 from model.files import ConfigError
 from model.foreign.renamed import Renamed
 from tests.hybrids import HYBRIDS, ours, texts, theirs
+from tests.model.architectures.forms import (
+    assert_bfloat16_is_near,
+    assert_gradients_agree,
+    chunk,
+    steps,
+)
 from tests.model.attention.test_contract import assert_close, random_split
 
 #: Of float32 sums over the depth of the models, which transformers adds up in another order.
@@ -137,27 +143,11 @@ def test_arguments_are_not_changed(model: Decoder, name: str) -> None:
 
 
 def test_gradients_of_the_forms_agree(model: Decoder, name: str) -> None:
-    tokens = texts(name, 24)
-    found: list[dict[str, Tensor]] = []
-    for form in (chunk, steps):
-        trained = copy.deepcopy(model).requires_grad_()
-        with torch.enable_grad():
-            form(trained, tokens)[0].square().mean().backward()
-        found.append({n: p.grad for n, p in trained.named_parameters() if p.grad is not None})
-    assert found[0].keys() == found[1].keys() == dict(model.named_parameters()).keys()
-    for parameter, gradient in found[0].items():
-        assert_close(gradient, found[1][parameter].double(), 1e-3)
+    assert_gradients_agree(model, texts(name, 24), 1e-3)
 
 
 def test_bfloat16_is_near_float32_and_keeps_its_state_wide(model: Decoder, name: str) -> None:
-    tokens, low = texts(name, 40), copy.deepcopy(model).bfloat16()
-    wanted, _ = chunk(model, tokens)
-    for form in (chunk, steps):
-        logits, state = form(low, tokens)
-        assert logits.dtype == torch.bfloat16
-        assert all(tensor.dtype == torch.float32 for layer in state for tensor in layer.values())
-        error = (logits.float() - wanted).square().mean().sqrt() / wanted.square().mean().sqrt()
-        assert error < BFLOAT16_TOLERANCE
+    assert_bfloat16_is_near(model, texts(name, 40), BFLOAT16_TOLERANCE)
 
 
 def test_sliding_model_goes_on_for_any_split(name: str) -> None:
@@ -239,25 +229,6 @@ def test_bound_is_the_models_own_where_none_is_given() -> None:
     assert replace(config, context=64).layer_states()[3]["k"].shape == (4, 2, 256, 16)
     constant = replace(config, attention_layers=())
     assert (constant.context, constant.constant_state) == (0, True)
-
-
-def chunk(
-    model: Decoder, tokens: Tensor, sizes: list[int] | None = None
-) -> tuple[Tensor, ModelState]:
-    state, outputs, seen = model.empty_state(len(tokens)), [], 0
-    for part in tokens.split(sizes or [tokens.shape[1]], dim=1):
-        logits, state = model.chunk(part, state, torch.full((len(tokens),), seen))
-        outputs.append(logits)
-        seen += part.shape[1]
-    return torch.cat(outputs, dim=1), state
-
-
-def steps(model: Decoder, tokens: Tensor) -> tuple[Tensor, ModelState]:
-    state, outputs = model.empty_state(len(tokens)), []
-    for seen, token in enumerate(tokens.unbind(1)):
-        logits, state = model.step(token, state, torch.full((len(tokens),), seen))
-        outputs.append(logits)
-    return torch.stack(outputs, dim=1), state
 
 
 def assert_same(found: ModelState, wanted: ModelState) -> None:

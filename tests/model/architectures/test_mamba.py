@@ -12,6 +12,14 @@ from transformers import DynamicCache
 
 from model.architectures.network import ModelState, Network, model_of
 from tests.mamba import SHAPES, drawn, theirs
+from tests.model.architectures.forms import (
+    assert_bfloat16_is_near,
+    assert_gradients_agree,
+    chunk,
+    parallel,
+    random_texts,
+    steps,
+)
 from tests.model.attention.test_contract import assert_close, random_split
 
 #: Theirs is float32 too: its own distance from the equations.
@@ -106,60 +114,19 @@ def test_arguments_are_not_changed(model: Network, name: str) -> None:
 
 
 def test_gradients_of_the_forms_agree(model: Network, name: str) -> None:
-    tokens = texts(name, 24)
-    found: list[dict[str, Tensor]] = []
-    for form in (chunk, steps):
-        trained = copy.deepcopy(model).requires_grad_()
-        with torch.enable_grad():
-            form(trained, tokens)[0].square().mean().backward()
-        found.append({n: p.grad for n, p in trained.named_parameters() if p.grad is not None})
-    assert found[0].keys() == found[1].keys() == dict(model.named_parameters()).keys()
-    for parameter, gradient in found[0].items():
-        assert_close(gradient, found[1][parameter].double(), 1e-4)
+    assert_gradients_agree(model, texts(name, 24), 1e-4)
 
 
 def test_bfloat16_is_near_float32_and_keeps_its_state_wide(model: Network, name: str) -> None:
-    tokens, low = texts(name, 40), copy.deepcopy(model).bfloat16()
-    wanted, _ = chunk(model, tokens)
-    for form in (chunk, steps):
-        logits, state = form(low, tokens)
-        assert logits.dtype == torch.bfloat16
-        assert all(tensor.dtype == torch.float32 for layer in state for tensor in layer.values())
-        error = (logits.float() - wanted).square().mean().sqrt() / wanted.square().mean().sqrt()
-        assert error < BFLOAT16_TOLERANCE
+    assert_bfloat16_is_near(model, texts(name, 40), BFLOAT16_TOLERANCE)
 
 
 def texts(name: str, length: int) -> Tensor:
-    """Two texts of random ids."""
-    generator = torch.Generator().manual_seed(5)
-    return torch.randint(SHAPES[name].vocab_size, (2, length), generator=generator)
+    return random_texts(SHAPES[name].vocab_size, length)
 
 
 def positions(num: int = 2) -> Tensor:
     return torch.zeros(num, dtype=torch.int64)
-
-
-def parallel(model: Network, tokens: Tensor) -> tuple[Tensor, ModelState]:
-    return model.parallel(tokens), ()
-
-
-def chunk(
-    model: Network, tokens: Tensor, sizes: list[int] | None = None, state: ModelState | None = None
-) -> tuple[Tensor, ModelState]:
-    state = model.empty_state(len(tokens)) if state is None else state
-    outputs = []
-    for part in tokens.split(sizes or [tokens.shape[1]], dim=1):
-        logits, state = model.chunk(part, state, positions(len(tokens)))
-        outputs.append(logits)
-    return torch.cat(outputs, dim=1), state
-
-
-def steps(model: Network, tokens: Tensor) -> tuple[Tensor, ModelState]:
-    state, outputs = model.empty_state(len(tokens)), []
-    for token in tokens.unbind(1):
-        logits, state = model.step(token, state, positions(len(tokens)))
-        outputs.append(logits)
-    return torch.stack(outputs, dim=1), state
 
 
 def assert_same(found: ModelState, wanted: ModelState, exact: bool = False) -> None:
