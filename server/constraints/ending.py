@@ -24,8 +24,9 @@ SURVEY_FUEL = 6_000
 #: Of a survey: tokens looked at for a new place, and new places before it starts again;
 #: how often it continues by the known ending instead.
 NUM_TRIED = 4
-#: Of a step in a plain text, whose masks take ten times as long as those in JSON.
-TEXT_FUEL = 40
+#: Of a step in a plain text, whose masks take ten times as long as those in JSON: all of them lead
+#: to few places.
+TEXT_FUEL = 120
 MAX_STEPS = 32
 TOWARDS_THE_END = 0.7
 
