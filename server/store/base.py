@@ -35,8 +35,8 @@ class Identity:
     state_bytes: int
     layout: str
     group_bytes: int = 0
-    context: int = 0
     past: str = "stop"
+    context: int = 0
 
     @property
     def labels(self) -> dict[str, str]:

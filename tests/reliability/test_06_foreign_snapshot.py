@@ -17,7 +17,8 @@ from server.store.sqlite.store import open_store
 from server.store.state_file import decode_state, encode_state
 from tests.server.store.records import IDENTITY, Writer, block
 
-NAMES = [field.name for field in fields(Identity)]
+#: All but a bound at which texts stop: see the last test.
+NAMES = [field.name for field in fields(Identity) if field.name != "context"]
 
 
 def another(name: str) -> Identity:
@@ -73,3 +74,13 @@ def test_an_exported_session_is_not_taken_by_another(name: str) -> None:
     file = export_session(writer.value, another(name), b"key")
     with pytest.raises(SnapshotMismatch, match=name):
         import_session(file, IDENTITY, b"key")
+
+
+def test_a_bound_matters_only_where_the_past_slides() -> None:
+    """Where texts stop there, a state is the same under any bound."""
+    stopping, sliding = (replace(IDENTITY, past=past, context=64) for past in ("stop", "slide"))
+    file = b"".join(encode_state(block(3), stopping, 3))
+    assert decode_state(file, replace(stopping, context=128), 3).data == block(3).data
+    file = b"".join(encode_state(block(3), sliding, 3))
+    with pytest.raises(SnapshotMismatch, match="another context: 64, .* has 128"):
+        decode_state(file, replace(sliding, context=128), 3)
