@@ -82,5 +82,5 @@ def test_a_bound_matters_only_where_the_past_slides() -> None:
     file = b"".join(encode_state(block(3), stopping, 3))
     assert decode_state(file, replace(stopping, context=128), 3).data == block(3).data
     file = b"".join(encode_state(block(3), sliding, 3))
-    with pytest.raises(SnapshotMismatch, match="another context: 64, .* has 128"):
+    with pytest.raises(SnapshotMismatch, match=r"another context: 64, .* has 128"):
         decode_state(file, replace(sliding, context=128), 3)
