@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
@@ -17,7 +18,7 @@ from model.files import ConfigError
 from model.tensor_spec import Shape, TensorSpec
 
 
-class HybridConfig(JsonConfig):
+class HybridConfig(JsonConfig, ABC):
     """The layers of ``attention_layers`` are attention, the others have a state of constant size.
 
     A subclass is a frozen dataclass with the fields below, and says what the other layers have.
@@ -122,13 +123,13 @@ class HybridConfig(JsonConfig):
         mixers = [attention if is_attention else other for is_attention in self.is_attention]
         return decoder_shapes(self, mixers, self.tied)
 
+    @abstractmethod
     def other_state(self) -> dict[str, TensorSpec]:
         """The state tensors of a layer that is not attention."""
-        raise NotImplementedError
 
+    @abstractmethod
     def other_shapes(self) -> dict[str, Shape]:
         """The weights of its mixer, by their names in it."""
-        raise NotImplementedError
 
     @property
     def is_attention(self) -> list[bool]:

@@ -62,6 +62,8 @@ class ModelBuilder:
         """The checkpoint at ``source``. Raises `ModelBroken`."""
         try:
             checkpoint = load_model(source.source, source.tokenizer, source.lora)
+            if not checkpoint.config.context and len(self._config.model) > 1:
+                return checkpoint  # the bound is that of others
             return bounded(checkpoint, *_room(self._config))
         except (CheckpointError, ConfigError, TokenizerError, OSError) as error:
             raise ModelBroken(str(error)) from error
@@ -152,10 +154,13 @@ def build_models(
     for source in config.model:
         taken = {v.home.path: v.service.model.digest for v in versions if v.home}
         versions.append(builder.build(source, builder.read(source), taken, Metrics()))
+    if Bound(config.context, config.past) and not any(v.service.model.context for v in versions):
+        raise ModelBroken("--context and --past are for models with attention layers: none has any")
     return Models(versions, config.continue_on_start), builder
 
 
 def _room(config: ServerConfig) -> tuple[Bound, int | None, int | None]:
+    """What an operator states of a bounded past and of the pool: see `model.bounds.bounded`."""
     bound = Bound(config.context, config.past)
     return bound, config.state_memory, config.max_sessions
 

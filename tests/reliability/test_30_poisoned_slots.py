@@ -13,9 +13,9 @@ from model.attention import MECHANISMS, spec_of
 from server.engine.engine import Engine
 from tests.reliability.engines import BACKENDS, Model, check_baseline
 from tests.server.engine.ledger import Ledger
-from tests.tiny import finished, request, solo, state_of, tokens_of
+from tests.tiny import ARCHITECTURES, finished, request, solo, state_of, tokens_of
 
-SERVED = [name for name in MECHANISMS if spec_of(name).constant_state]
+SERVED = [name for name in MECHANISMS if spec_of(name).constant_state] + [*ARCHITECTURES]
 PROMPT = tuple(range(1, 150))
 
 

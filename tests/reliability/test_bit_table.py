@@ -26,7 +26,7 @@ from tests.reliability.engines import BACKENDS, Model
 from tests.server.engine.ledger import Ledger
 from tests.tiny import drain, finished, request, solo, state_of, tokens_of
 
-ATTENTIONS = ["elu", "gated", "vq", "window_linear", "rwkv7", "qwen35", "qwen35-slide"]
+ATTENTIONS = ["elu", "gated", "vq", "window_linear", "rwkv7", "mamba2", "qwen35", "qwen35-slide"]
 #: Past the windows, several chunks of the grid and a rest.
 FIRST, SECOND = tuple(range(1, 150)), tuple(range(100, 140))
 OPTIONS = {"seed": 6, "repetition_penalty": 1.2}

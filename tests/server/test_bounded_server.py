@@ -133,9 +133,19 @@ def test_commands_know_the_bound(model: Path, tmp_path: Path) -> None:
     assert slid != whole
 
 
+async def test_bound_is_that_of_the_models_that_have_one(model: Path, tmp_path: Path) -> None:
+    constant = write_model(tmp_path / "constant")
+    async with served(f"a={constant}", f"b={model}", context=CONTEXT) as server:
+        listed = (await server.http.get("/v1/models")).json()["data"]
+        assert [each["everstream"]["context"] for each in listed] == [0, CONTEXT]
+
+
 def test_bound_is_for_models_with_attention_layers(tmp_path: Path) -> None:
     constant = write_model(tmp_path / "constant")
     for flags in (("--context", "64"), ("--past", "slide")):
         assert "constant" in refused("generate", "--model", constant, *flags, "Once")
-        assert "constant" in refused("serve", "--model", constant, "--store", "memory", *flags)
+        serve = ("serve", "--store", "memory", *flags, "--model", f"a={constant}")
+        assert "constant" in refused(*serve)
+        quiet = (*serve, "--model", f"b={constant}", "--log-level", "error")
+        assert "none has any" in refused(*quiet)
     assert "--context" in refused("serve", "--model", constant, "--context", "8")
