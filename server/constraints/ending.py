@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -57,7 +58,9 @@ class GrammarEndings:
         self._lengths = np.array([len(text) for text in tokens])
         # In a text that these end, any token may come until all but their last letter has.
         ends = [form.parameter.end for form in FORMS.values() if form.parameter is not None]
-        self._ends = [tuple(vocabulary.backend.tokenize_str(end)) for end in ends]
+        self._ends: list[Ending] = []
+        with suppress(ValueError):  # a vocabulary without these characters has no such calls
+            self._ends = [tuple(vocabulary.longest(end)) for end in ends]
         sign = np.array([len(text) == 1 and text[0] in SIGNS for text in tokens])
         self._kinds = np.select([self._closing, sign, self._lengths == 1], [0, 1, 2], 3)
 

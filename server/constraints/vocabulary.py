@@ -43,7 +43,7 @@ class Vocabulary:
         self.token_bytes = tuple(token_bytes)
         self.eos_token_id = eos_token_id
         self.num_words = (len(self.token_bytes) + 31) // 32
-        tokens = _Tokens(self.token_bytes, eos_token_id, encode or self._longest)
+        tokens = _Tokens(self.token_bytes, eos_token_id, encode or self.longest)
         self._ids = {text: id for id, text in reversed(list(enumerate(self.token_bytes))) if text}
         self._max_bytes = max(map(len, self.token_bytes))
         self.backend = LLTokenizer(
@@ -58,13 +58,16 @@ class Vocabulary:
         """At the beginning of ``grammar``; look at ``is_error`` first."""
         return LLMatcher(self.backend, grammar, log_level=0, limits=LIMITS)
 
-    def _longest(self, text: str) -> list[int]:
+    def longest(self, text: str) -> list[int]:
+        """The longest tokens that fit ``text``. Raises `ValueError` where some of it is in none."""
         ids: list[int] = []
         data, start = text.encode(), 0
         while start < len(data):
             length = min(self._max_bytes, len(data) - start)
             while data[start : start + length] not in self._ids:
                 length -= 1
+                if not length:
+                    raise ValueError(f"no token begins {data[start:]!r}")
             ids.append(self._ids[data[start : start + length]])
             start += length
         return ids

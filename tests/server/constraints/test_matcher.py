@@ -8,9 +8,10 @@ import random
 import numpy as np
 import pytest
 
-from server.constraints.ending import ids_of
+from server.constraints.ending import GrammarEndings, ids_of
 from server.constraints.grammar import grammar_text
 from server.constraints.matcher import NotAllowed
+from server.constraints.vocabulary import Vocabulary
 from server.errors import InvalidRequest
 from tests.server.constraints.drawing import (
     compiled,
@@ -136,3 +137,14 @@ def test_grammar_that_becomes_too_much_work_ends_its_request_alone() -> None:
     assert error.value.param == "response_format"
     other.accept(*tokenizer().encode("b"))
     assert ids_of(other.allowed()).size
+
+
+def test_vocabulary_that_cannot_spell_a_call_has_endings_of_other_texts() -> None:
+    """Such as one whose tokens are digits: a server of its model starts, and follows grammars."""
+    vocabulary = Vocabulary([b"", *(str(digit).encode() for digit in range(10))], 0)
+    with pytest.raises(ValueError, match="no token begins"):
+        vocabulary.longest("1<")
+    start = vocabulary.matcher('start: "12" /[0-9]{3}/')
+    ending = GrammarEndings(vocabulary).shortest(start)
+    assert ending is not None
+    assert start.validate_tokens([*ending]) == len(ending) >= 5
