@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,15 @@ from clients.python import Client, Session
 RESULT = RESULTS / "checkpoint_edited.json"
 #: Ids at the end that are replaced by others.
 EDITED = 16
-#: Ids of one request of ours.
-PIECE = 4096
+#: Ids of one request of ours: all of them, and a part.
+WHOLE, PART = 1 << 20, 512
 SLOT = "slot.bin"
 
 
-def ours(options: Any, ids: list[int], other: list[int], folder: Path) -> Figures:
-    """A kept session; an edit is a rewind, and the other ids."""
+def ours(
+    options: Any, ids: list[int], other: list[int], folder: Path, part: int = WHOLE
+) -> Figures:
+    """A kept session that reads ``part`` ids at a time; an edit is a rewind, and the other ids."""
     flags = ["--model", str(options.file), "--dtype", options.dtype]
     flags += ["--threads", str(options.threads), "--store", str(folder / "store")]
     flags += ["--max-sessions", "2"]
@@ -53,14 +56,16 @@ def ours(options: Any, ids: list[int], other: list[int], folder: Path) -> Figure
     with ServerProcess(*flags) as server, Client(server.url, timeout_s=TIMEOUT_S) as client:
         session = client.create_session()
         start = time.perf_counter()
-        for begin in range(0, len(ids), PIECE):
-            session.append(ids[begin : begin + PIECE])
+        for begin in range(0, len(ids), part):
+            session.append(ids[begin : begin + part])
         found["read_s"] = time.perf_counter() - start
         found["continued_s"] = _one_token(session)
         found["edited_s"] = edited(session)
         server.stop()
     with ServerProcess(*flags) as server, Client(server.url, timeout_s=TIMEOUT_S) as client:
-        client.generate("Once", max_tokens=1).text()  # the first request of a process is slower
+        first = client.create_session()  # the first request of a process is slower
+        first.append(ids[:2])
+        _one_token(first)
         session = client.session(session.id)
         found["restored_continued_s"] = _one_token(session)
         found["restored_edited_s"] = edited(session)
@@ -137,7 +142,8 @@ def main() -> None:
         ids = chance.integers(300, 40_000, length).tolist()
         other = chance.integers(300, 40_000, EDITED).tolist()
         row: Figures = {"tokens": length}
-        for name, run in (("everstream", ours), ("llama.cpp", llama)):
+        in_parts = partial(ours, part=PART)
+        for name, run in (("everstream", ours), ("in parts", in_parts), ("llama.cpp", llama)):
             with tempfile.TemporaryDirectory() as folder:
                 row[name] = run(options, ids, other, Path(folder))
         figures["lengths"].append(row)

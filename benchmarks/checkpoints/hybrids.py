@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
+from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
 from gguf.quants import quantize
 
 from benchmarks.decode.peers import PREFILL_TOKENS, Point
@@ -41,7 +41,7 @@ WIDE = ("ssm_conv1d.weight", "shortconv.conv.weight")
 
 
 def file_of(folder: Path, size: str, dtype: str) -> Path:
-    """The model of `CONFIGS` as a GGUF file without a vocabulary, made where it is missing."""
+    """The model of `CONFIGS` as a GGUF file whose tokens are numbers, made where it is missing."""
     file_type = FILE_TYPES[dtype]
 
     def write(path: Path) -> None:
@@ -53,8 +53,7 @@ def file_of(folder: Path, size: str, dtype: str) -> Path:
             add(f"{family}.{key}", value)
         kind = f"{'ALL' if file_type == 'F32' else 'MOSTLY'}_{file_type}"
         writer.add_file_type(LlamaFileType[kind])
-        writer.add_tokenizer_model("no_vocab")
-        writer.add_vocab_size(config.vocab_size)
+        _add_vocabulary(writer, config.vocab_size)
         draw = np.random.default_rng(0)
         names = qwen35_names.GGUF if family == "qwen35" else lfm2_names.GGUF
         parts, shapes = names.parts_of(config), config.weight_shapes()
@@ -86,6 +85,17 @@ def _values(
         if name.endswith(("out.weight", "down.weight")):  # else rounding grows from layer to layer
             values *= 0.2
     return values
+
+
+def _add_vocabulary(writer: GGUFWriter, size: int) -> None:
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    merged = ["t", "1", "t1"]  # a reader wants merges, and their tokens
+    writer.add_token_list(["t0", *merged, *(f"t{id}" for id in range(4, size))])
+    writer.add_token_types([TokenType.NORMAL] * size)
+    writer.add_token_merges(["t 1"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
 
 
 def _adder(writer: GGUFWriter, value: float) -> Any:

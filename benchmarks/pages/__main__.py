@@ -18,10 +18,11 @@ from benchmarks.report import with_tables
 PAGES: dict[str, Callable[[], dict[str, str]]] = {
     "README.md": speed.readme_tables,
     "docs/comparison.md": comparison.tables,
+    "docs/models.md": models.size_tables,
     "docs/models/arwkv.md": partial(published.tables, "arwkv7"),
-    "docs/models/lfm2.md": partial(published.tables, "lfm2"),
+    "docs/models/lfm2.md": lambda: published.tables("lfm2") | models.family_tables("lfm2"),
     "docs/models/mamba.md": partial(published.tables, "mamba2", "mamba"),
-    "docs/models/qwen3.5.md": lambda: published.tables("qwen35") | models.family_tables("qwen35"),
+    "docs/models/qwen3.5.md": models.qwen35_tables,
     "docs/models/rwkv7.md": models.tables,
     "docs/operations.md": dict,
     "docs/protocol.md": dict,

@@ -1,15 +1,25 @@
-"""The tables of docs/models/rwkv7.md, from what `benchmarks.checkpoints` found."""
+"""The tables of docs/models.md and of families' pages, from what `benchmarks.checkpoints` found."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchmarks.checkpoints import published
 from benchmarks.report import RESULTS, Figures, markdown, read_result
 
 RESULT = RESULTS / "checkpoints.json"
 SIZES = RESULTS / "checkpoint_sizes.json"
 SOCKETS = RESULTS / "checkpoint_sockets.json"
 RESTORE = RESULTS / "checkpoint_restore.json"
+EDITED = RESULTS / "checkpoint_edited.json"
+FAMILY_SIZES = RESULTS / "family_sizes.json"
+#: What was asked after a text was read, by the names in `EDITED`.
+EDITS = {
+    "continued": "one more token",
+    "edited": "the last 16 replaced",
+    "restored_continued": "one more token, by another process",
+    "restored_edited": "the last 16 replaced, by another process",
+}
 OURS, PEERS = "everstream", ("llama.cpp", "rwkv")
 
 
@@ -150,6 +160,47 @@ def conditions(result: Figures) -> str:
     )
 
 
+def edited_table() -> str:
+    """Seconds to a token after a long text was continued, or its end edited, on both servers."""
+    body = []
+    for row in read_result(EDITED)["lengths"]:
+        sides = [row[name] for name in ("everstream", "in parts", "llama.cpp")]
+        for name, what in {"read": "all of it", **EDITS}.items():
+            times = [f"{side[f'{name}_s']:.2f} s" for side in sides]
+            read = sides[-1].get(f"{name}_tokens", row["tokens"])
+            body.append([f"{row['tokens']:,}", what, *times, f"{read:,}"])
+    head = [
+        "tokens",
+        "",
+        "Everstream",
+        "in parts of 512",
+        "llama.cpp's server",
+        "tokens that it read",
+    ]
+    return markdown(head, body)
+
+
+def family_size_table() -> str:
+    """What models of the published shapes take in a server."""
+    body = []
+    for model in read_result(FAMILY_SIZES)["models"]:
+        name, loading = f"{model['model']}, {model['layers']} layers", model["loading"]
+        body.append([name, "ready after", f"{loading['ready_s']:.1f} s"])
+        memory = f"{loading['steady_bytes'] / 1e6:,.0f} MB, {loading['peak_by_steady']:.2f}"
+        body.append([name, "memory while serving; peak by that", memory])
+        for row in model["sessions"]:
+            text = f"{row['state_bytes'] / 1e6:,.1f} MB; {row['fork_and_token_ms']:.0f} ms;"
+            text += f" {row['first_token_after_restart_ms']:.0f} ms"
+            what = f"session of {row['tokens']:,} tokens: state; fork and token; after a restart"
+            body.append([name, what, text])
+        streams, asleep = model["streams"], model["sleeping"]
+        speed = f"{streams['tokens_per_s']:,.0f} tokens/s"
+        body.append([name, f"{streams['streams']} streams, all together", speed])
+        what = f"restart with {asleep['sessions']} sleeping sessions: ready; first token of one"
+        body.append([name, what, f"{asleep['ready_s']:.1f} s; {asleep['wake_ms']:.0f} ms"])
+    return markdown(["model", "", "measured"], body)
+
+
 def family_tables(family: str) -> dict[str, str]:
     """The speed of a family that `benchmarks.checkpoints --family` has measured."""
     speed = read_result(RESULTS / f"checkpoints_{family}.json")
@@ -157,6 +208,16 @@ def family_tables(family: str) -> dict[str, str]:
         f"{family} conditions": conditions(speed),
         f"{family} speed": speed_tables(speed["rows"]),
     }
+
+
+def qwen35_tables() -> dict[str, str]:
+    """Those of docs/models/qwen3.5.md."""
+    return {**published.tables("qwen35"), **family_tables("qwen35"), "edited": edited_table()}
+
+
+def size_tables() -> dict[str, str]:
+    """Those of docs/models.md."""
+    return {"family sizes": family_size_table()}
 
 
 def tables() -> dict[str, str]:
