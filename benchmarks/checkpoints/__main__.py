@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 
-from benchmarks.checkpoints import hybrids, shapes
+from benchmarks.checkpoints import folders, hybrids, shapes
 from benchmarks.decode.peers import Point
 from benchmarks.decode.report import figures_of, measure
 from benchmarks.decode.roofline import Rates
@@ -38,11 +38,23 @@ HYBRIDS = {
     "everstream": "benchmarks.checkpoints.contenders:HybridFromFile",
     "llama.cpp": "benchmarks.checkpoints.llama:HybridFromFile",
 }
+MAMBA = {
+    "everstream": "benchmarks.checkpoints.contenders:MambaFromFile",
+    "llama.cpp": "benchmarks.checkpoints.llama:MambaFromFile",
+}
 #: By family: the sizes that are measured, and who runs them.
 FAMILIES = {
     "rwkv7": (tuple(shapes.CONFIGS), CONTENDERS),
     "qwen35": (("qwen35-0.8B",), HYBRIDS),
     "lfm2": (("lfm2-350M",), HYBRIDS),
+    "mamba2": (("mamba2 130M", "mamba2 780M"), MAMBA),
+}
+#: Makes the file of a size and a type where it is missing.
+FILES = {
+    "rwkv7": shapes.file_of,
+    "qwen35": hybrids.file_of,
+    "lfm2": hybrids.file_of,
+    "mamba2": folders.gguf_of,
 }
 
 
@@ -57,9 +69,10 @@ def points(options: argparse.Namespace, threads: int) -> Iterator[Point]:
 def measure_all(options: argparse.Namespace, models: Path) -> Iterator[Figures]:
     """A row of figures for each point; each number of threads has processes of its own."""
     rates = Rates()
-    is_rwkv7, contenders = options.family == "rwkv7", FAMILIES[options.family][1]
-    for size, kind in product(options.size, [*options.dtype, *(["pth"] if is_rwkv7 else [])]):
-        (shapes if is_rwkv7 else hybrids).file_of(models, size, kind)  # before it is measured
+    contenders, file_of = FAMILIES[options.family][1], FILES[options.family]
+    kinds = [*options.dtype, *(["pth"] if options.family == "rwkv7" else [])]
+    for size, kind in product(options.size, kinds):
+        file_of(models, size, kind)  # before it is measured
     for threads in options.threads:
         with ExitStack() as stack:
             workers = {

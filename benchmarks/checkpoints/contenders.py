@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.checkpoints import hybrids
+from benchmarks.checkpoints.folders import config_of, gguf_of
 from benchmarks.checkpoints.shapes import CONFIGS, file_of
 from benchmarks.decode.models import step_cost
 from benchmarks.decode.native import Native
@@ -58,6 +59,20 @@ class HybridFromFile(Native):
 
     def cost(self, item_bytes: int, rows: int, point: Point) -> Cost:
         return hybrids.step_cost(point, 4 * hybrids.position_numbers(hybrids.CONFIGS[point.size]))
+
+
+class MambaFromFile(Native):
+    """A `decode.peers.Contender`; Q8_0 becomes the runtime's int8, a scale for each row."""
+
+    def __init__(self, models: Path) -> None:
+        super().__init__(models, "mamba2")
+
+    def make_runtime(self, point: Point) -> Runtime:
+        loaded = load_checkpoint(gguf_of(self.folder, point.size, point.dtype))
+        return Runtime(loaded.config, loaded.weights, point.dtype, point.threads)
+
+    def cost(self, item_bytes: int, rows: int, point: Point) -> Cost:
+        return step_cost(config_of(point.size), item_bytes, rows, point.streams)
 
 
 class Package(Steps):

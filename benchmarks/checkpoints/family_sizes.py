@@ -10,73 +10,27 @@ in bfloat16, served in int8, with the tokenizer of the bundled model.
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
-import shutil
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
-import torch
-from safetensors.torch import save_file
-from torch import Tensor
 
+from benchmarks.checkpoints.folders import config_of, folder_of
 from benchmarks.checkpoints.published import LENGTHS, PUBLISHED
 from benchmarks.checkpoints.sizes import loading, sleeping, streams
-from benchmarks.process import ServerProcess, exit_on_sigterm, make_once
+from benchmarks.process import ServerProcess, exit_on_sigterm
 from benchmarks.report import RESULTS, Figures, Result, command_line
 from benchmarks.sessions.server import first_token_s
 from clients.python import Client
-from model.architectures.config import Config
-from model.bundled_models import DEFAULT_MODEL
 from model.weights import num_parameters
 
 RESULT = RESULTS / "family_sizes.json"
-#: Layers of models that are measured in part.
-CUT_LAYERS = {"mamba Falcon 7B": 8}
 DEFAULT = ("qwen35 0.8B", "qwen35 2B", "mamba2 130M", "mamba2 1.3B", "mamba Falcon 7B")
 NUM_FORKS = 5
 DTYPE = "int8"
-
-
-def config_of(name: str) -> Config:
-    """Of a family and a size."""
-    family, _, size = name.partition(" ")
-    config = PUBLISHED[family][size]
-    if name in CUT_LAYERS:
-        layers = CUT_LAYERS[name]
-        config = dataclasses.replace(config, num_hidden_layers=layers)  # type: ignore[type-var]
-    return config
-
-
-def folder_of(models: Path, name: str) -> Path:
-    """A folder of ours with random weights, made where it is missing."""
-    config = config_of(name)
-
-    def write(path: Path) -> None:
-        path.mkdir(parents=True)
-        config.save(path / "config.json")
-        save_file(random_weights(config), path / "model.safetensors")
-        shutil.copy(Path(DEFAULT_MODEL) / "tokenizer.json", path)
-
-    return make_once(models / name.replace(" ", "-"), write)
-
-
-def random_weights(config: Config) -> dict[str, Tensor]:
-    """Weights by our names that keep the numbers finite."""
-    generator = torch.Generator().manual_seed(0)
-    weights = {}
-    for name, shape in config.weight_shapes().items():
-        weight = torch.randn(shape, generator=generator)
-        if len(shape) > 1:
-            weight /= math.sqrt(shape[-1])
-        elif name.endswith("norm.weight"):
-            weight = 1 + 0.1 * weight
-        weights[name] = weight.bfloat16()
-    return weights
 
 
 def sessions(model: Path, context: list[str], folder: Path) -> list[Figures]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from benchmarks.checkpoints import hybrids
+from benchmarks.checkpoints.folders import config_of, gguf_of
 from benchmarks.checkpoints.shapes import CONFIGS, file_of
 from benchmarks.decode.llama import LlamaCpp
 from benchmarks.decode.models import step_cost
@@ -78,3 +79,27 @@ class HybridFromFile(LlamaCpp):
 
     def cost(self, size: Size, point: Point) -> Cost:
         return hybrids.step_cost(point, self.position_bytes(size))
+
+
+class MambaFromFile(LlamaCpp):
+    """A `decode.peers.Contender`, with the number of threads that is fastest."""
+
+    file_types: ClassVar = {dtype: (file_type,) for file_type, dtype in DTYPES.items()}
+
+    def __init__(self, models: Path) -> None:
+        super().__init__(models, "mamba2")
+
+    def size_of(self, point: Point) -> Size:
+        config = config_of(point.size)
+        layers, heads = config.num_hidden_layers, config.num_attention_heads
+        return Size(point.size, config.vocab_size, config.hidden_size, layers, heads, 0)
+
+    def file(self, size: Size, file_type: str) -> Path:
+        return gguf_of(self.folder, size.name, DTYPES[file_type])
+
+    def tensors(self, size: Size) -> Shapes:
+        return config_of(size.name).weight_shapes()
+
+    def cost(self, size: Size, point: Point) -> Cost:
+        rows = PREFILL_TOKENS if point.mode == "prefill" else point.streams
+        return step_cost(config_of(point.size), ITEM_BYTES[point.dtype], rows, point.streams)

@@ -29,6 +29,8 @@ HOPELESS = 0.6
 #: Of memory that is available, what one context may take; there are two while they are compared.
 MEMORY_PART = 0.4
 F16_BYTES = 2
+#: Without a cache that grows.
+RECURRENT = ("rwkv7", "mamba2")
 ERROR_LEVEL = 4  # GGML_LOG_LEVEL_ERROR
 
 
@@ -52,7 +54,7 @@ class Variant:
 
 
 class LlamaCpp:
-    """A `decode.peers.Contender`: a "llama" or an "rwkv7"."""
+    """A `decode.peers.Contender`: a "llama", one of `RECURRENT`, or a "hybrid" of both."""
 
     #: Which correspond to a type of ours; the fastest one is taken.
     file_types: ClassVar[Mapping[str, tuple[str, ...]]] = FILE_TYPES
@@ -63,7 +65,7 @@ class LlamaCpp:
         llama_cpp.llama_log_set(_log_errors, None)
         llama_cpp.llama_backend_init()
         self.folder, self._architecture = models, architecture
-        self._recurrent = architecture == "rwkv7"
+        self._recurrent = architecture in RECURRENT
         self._loaded: dict[Path, Any] = {}
         self._best_file: dict[tuple[str, str, int, int], str] = {}
         self._session: Session | None = None

@@ -23,7 +23,7 @@ from model.weights import num_parameters
 WIDTH_STEP = 16
 #: For each number of S: a decay, a product that is added, and one that is read and added up; an
 #: RWKV-7 takes something out of it as well.
-OPERATIONS_PER_STATE_NUMBER = {"everstream": 5, "everstream-rwkv7": 7}
+OPERATIONS_PER_STATE_NUMBER = {"everstream": 5, "everstream-rwkv7": 7, "everstream-mamba2": 5}
 
 
 @cache
@@ -75,9 +75,13 @@ def checkpoint(folder: Path, size: Size, attention: str) -> Path:
 
 
 def step_cost(config: Config, item_bytes: int, rows: int, streams: int) -> Cost:
-    """Of ``rows`` tokens in ``streams`` streams: weights, and each stream's state in and out."""
+    """Of ``rows`` tokens in ``streams`` streams: weights, and each stream's state in and out.
+
+    A head that is the embedding is read as one of its own would be.
+    """
     layout, operations = StateLayout.of(config), OPERATIONS_PER_STATE_NUMBER[config.model_type]
     state_numbers = sum(math.prod(field.spec.shape) for field in layout.fields if field.name == "S")
-    return matrix_cost(config.weight_shapes(), item_bytes, rows, streams, "embedding") + Cost(
+    shapes = {"head.weight": (config.vocab_size, config.hidden_size), **config.weight_shapes()}
+    return matrix_cost(shapes, item_bytes, rows, streams, "embedding") + Cost(
         2 * layout.num_bytes * streams, operations * state_numbers * rows
     )

@@ -21,7 +21,7 @@ PAGES: dict[str, Callable[[], dict[str, str]]] = {
     "docs/models.md": models.size_tables,
     "docs/models/arwkv.md": partial(published.tables, "arwkv7"),
     "docs/models/lfm2.md": lambda: published.tables("lfm2") | models.family_tables("lfm2"),
-    "docs/models/mamba.md": partial(published.tables, "mamba2", "mamba"),
+    "docs/models/mamba.md": models.mamba_tables,
     "docs/models/qwen3.5.md": models.qwen35_tables,
     "docs/models/rwkv7.md": models.tables,
     "docs/operations.md": dict,

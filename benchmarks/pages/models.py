@@ -215,6 +215,11 @@ def qwen35_tables() -> dict[str, str]:
     return {**published.tables("qwen35"), **family_tables("qwen35"), "edited": edited_table()}
 
 
+def mamba_tables() -> dict[str, str]:
+    """Those of docs/models/mamba.md."""
+    return {**published.tables("mamba2", "mamba"), **family_tables("mamba2")}
+
+
 def size_tables() -> dict[str, str]:
     """Those of docs/models.md."""
     return {"family sizes": family_size_table()}

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from benchmarks.checkpoints import folders
 from benchmarks.checkpoints.shapes import CONFIGS, random_weights
 from benchmarks.decode.models import step_cost
 from benchmarks.decode.peers import Measured, Opened, Point
@@ -47,6 +48,14 @@ def test_cost_of_a_step_is_weights_state_and_logits() -> None:
     assert two.operations == 2 * one.operations
     per_stream = 2 * StateLayout.of(SMALL).num_bytes + 4 * 97 + 2 * 32
     assert two.num_bytes - one.num_bytes == per_stream
+
+
+def test_cost_of_a_step_counts_a_head_that_is_the_embedding() -> None:
+    config = folders.config_of("mamba2 130M")
+    one, two = step_cost(config, 2, 1, 1), step_cost(config, 2, 2, 2)
+    state = StateLayout.of(config).num_bytes
+    assert one.num_bytes > 2 * num_parameters(config) + 2 * state
+    assert two.num_bytes - one.num_bytes == 2 * state + 4 * 50_288 + 2 * 768
 
 
 def test_report_divides_by_each_peer_and_names_who_did_not_take_part() -> None:

@@ -42,6 +42,7 @@ def test_family_decides_sizes_peers_and_the_result() -> None:
     options = arguments(["--family", "lfm2", "--context", "0", "4096"])
     assert (options.size, options.peer) == (["lfm2-350M"], ["llama.cpp"])
     assert options.output.name == "checkpoints_lfm2.json"
+    assert arguments(["--family", "mamba2"]).size == ["mamba2 130M", "mamba2 780M"]
     assert arguments([]).peer == ["llama.cpp", "rwkv"]
     with pytest.raises(SystemExit):
         arguments(["--family", "lfm2", "--peer", "rwkv"])
