@@ -70,8 +70,14 @@ def bind(host: str, port: int, user_timeout_ms: int = TCP_USER_TIMEOUT_MS) -> so
 def serve(app: FastAPI, config: ServerConfig, listener: socket.socket) -> int:
     """Serves until a signal or the engine's death; returns the exit code of the process."""
     server = Server(app, config)
+
+    async def until_the_end() -> None:
+        await server.serve(sockets=[listener])
+        for number in (signal.SIGTERM, signal.SIGHUP):  # it ends already, with a code of its own
+            signal.signal(number, signal.SIG_IGN)
+
     with asyncio.Runner() as runner:
-        runner.run(server.serve(sockets=[listener]))
+        runner.run(until_the_end())
     return server.exit_code
 
 

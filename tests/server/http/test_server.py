@@ -36,6 +36,12 @@ def until_closed(client: ClientConnection) -> Iterator[Any]:
             yield json.loads(client.recv(timeout=STUCK_S))
 
 
+def test_signal_to_a_process_that_ends_already_leaves_its_exit_code() -> None:
+    with ServerProcess(program=("tests.server.http.stopped_at_exit",)) as server:
+        os.kill(server.pid, signal.SIGTERM)
+        assert server.wait() == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_completes_a_running_stream_then_1012_and_exit_0(number: signal.Signals) -> None:
     with process() as server, connect(server.stream_url, open_timeout=STUCK_S) as client:
