@@ -110,9 +110,9 @@ def two_owners(attachments: Iterable[Attachment]) -> Iterator[Problem]:
                     continue
                 same = former.replica == later.replica
                 detail = (
-                    f"came from {former.replica} at {former.last_s:.3f} s, but {later.name} was"
-                    f" attached to {later.replica} since event {later.log_end},"
-                    f" {later.answered_s:.3f} s"
+                    f"came from {former.replica} at {former.last_s:.3f} s, attached since event"
+                    f" {former.log_end}, {former.answered_s:.3f} s, but {later.name} was attached"
+                    f" to {later.replica} since event {later.log_end}, {later.answered_s:.3f} s"
                 )
                 kind = "two readers" if same else "two owners"
                 yield _problem(kind, former, former.last_seq, detail)
