@@ -26,15 +26,19 @@ def replay(
     ``seq``, ``epoch`` and ``log_index`` are still those of all entries.
     """
     past: list[Entry] = []
+    length = session.length
     for entry in entries:
         if isinstance(entry, Rewound):
             past = [*_until(past, entry.value.length), entry]
+            length = min(length, entry.value.length)
             session.epoch = entry.value.epoch
         else:
             past.append(entry)
             session.log_index += isinstance(entry, Accepted | TokenEvent | Finished)
     if at is not None:
         past = _until(past, at)
+        length = min(length, at)
+    session.cut_prompt(length)
     progress = _apply(session, progress, past)
     if at is not None:
         session.cut(min(at, session.length))

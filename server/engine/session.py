@@ -194,6 +194,15 @@ class Session:
         value = self.value(self.state)
         self.detokenizer.restore(value.undecoded, self._is_start(value))
 
+    def cut_prompt(self, length: int) -> None:
+        """Shortens the text to ``length`` tokens, at least `SessionValue.min_length`.
+
+        Within its prompt nothing was to be generated yet, and so under no grammar.
+        """
+        if length < self.length:
+            self.cut(length)
+            self.constraint = None
+
     def end_thinking(self, request: Request, turn: TurnText) -> None:
         """A grammar of ``request`` begins to apply where ``turn``, its text, thinks no more."""
         assert request.sampling is not None, request
@@ -217,6 +226,7 @@ class Session:
             unfed = self._segments[-1]
             part = min(count, len(unfed.tokens) - unfed.num_fed)
             del unfed.tokens[len(unfed.tokens) - part :]
+            unfed.plan = min(unfed.plan, len(unfed.tokens))
             self.num_unfed -= part
             count -= part
             if unfed.num_fed == len(unfed.tokens):

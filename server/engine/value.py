@@ -127,6 +127,17 @@ class SessionValue:
         return self.position + unseen + (self.pending is not None)
 
     @property
+    def min_length(self) -> int:
+        """The fewest tokens that `Session.cut_prompt` can leave of the text.
+
+        Within a prompt the state has seen a part of it, and any longer part can still be fed.
+        """
+        progress = self.progress
+        if progress is None or progress.num_generated:
+            return self.length
+        return min(self.length, max(self.position, progress.length) + 1)
+
+    @property
     def known(self) -> tuple[int, ...]:
         """The text's last tokens; all where they are as many as its ``length``."""
         pending = () if self.pending is None else (self.pending,)
@@ -179,7 +190,7 @@ Record = tuple[str, Entry]
 class Past:
     """What a session was: ``value``, brought forward by ``entries``; ``at`` tokens of text, or all.
 
-    ``value`` has at most ``at`` tokens.
+    The ``min_length`` of ``value`` is at most ``at``.
     """
 
     value: SessionValue

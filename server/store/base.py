@@ -141,9 +141,10 @@ class Store(Protocol):
         """
 
     def load(self, session: str, owner: str, at: int | None = None) -> Loaded:
-        """The newest valid snapshot, of at most ``at`` tokens, and what came after it.
+        """The newest valid snapshot that leads to ``at`` tokens of text, and what came after it.
 
-        The entries lead to the present, or at least past ``at`` tokens of text.
+        The entries lead to the present, or at least past ``at`` tokens of text, where those of the
+        value, which then was within a prompt, are not more already.
         Raises `SessionNotFound` (unknown, deleted or another owner's), `SessionBroken`,
         `SnapshotMismatch`, `SnapshotBroken` or `HistoryGone`.
         """

@@ -101,6 +101,10 @@ TABLES = """
     CREATE INDEX request_key_gone ON request_key (gone_s) WHERE gone_s IS NOT NULL;
 """
 
+#: From format 1 to format 2: a snapshot within a prompt leads to shorter texts than its own. Rows
+#: of format 1 have the length of their texts there, and so are found for no shorter one.
+SECOND = "ALTER TABLE snapshot RENAME COLUMN length TO min_length"
+
 
 def refuse_unknown(version: int, newest: int, store: str, place: str) -> None:
     """Raises `StoreTooNew` unless a ``store`` has a format from 0, no tables, to ``newest``.

@@ -174,6 +174,8 @@ class Log:
             value = entry.value
             if value.state is not None or not value.has_state:  # the journal has no states
                 self._unsaved.add(head, value)
+            elif isinstance(entry, Rewound):
+                self._unsaved.cut(head, value.length)
 
     def apply(
         self, steps: Iterable[LoggedEntry], due: Iterable[Head], row: int, now_s: float
@@ -202,8 +204,8 @@ class Log:
         self._tables.grow(head.key, num_bytes)
 
     def _cut(self, head: Head, length: int) -> None:
-        """What was saved of the text beyond ``length`` tokens is no part of it any more."""
-        rows = [row for row in self._snapshots.rows(head.key) if row.length > length]
+        """What was saved beyond ``length`` tokens of the text leads to no part of it any more."""
+        rows = [row for row in self._snapshots.rows(head.key) if row.min_length > length]
         self.drop_snapshots(head.key, rows)
 
     def store_tails(self, heads: Iterable[Head], row: int, now_s: float) -> None:

@@ -34,7 +34,8 @@ NO_IDENTITY = Identity("", "", "", "", 0, "")
 LIMITS = StoreLimits(max_log_tokens=65_536, max_snapshots=4)
 
 _STATES = (
-    "SELECT session, key, place, length, file, bytes FROM snapshot WHERE file NOTNULL ORDER BY key"
+    "SELECT session, key, place, min_length, file, bytes FROM snapshot "
+    "WHERE file NOTNULL ORDER BY key"
 )
 _NEWEST = "SELECT max(key) FROM snapshot GROUP BY session"
 #: The keys in the order of their last use.

@@ -173,7 +173,7 @@ class Saving:
         keys = [head.key for head in heads]
         rows, tokens = self._snapshots.rows_of(keys), self._tables.log_tokens(keys)
         for head, own, num_tokens in zip(heads, rows, tokens, strict=True):
-            dropped = superfluous([row.length for row in own], self._limits.max_snapshots)
+            dropped = superfluous([row.min_length for row in own], self._limits.max_snapshots)
             if dropped:  # of old snapshots, fewer the older they are
                 self._log.drop_snapshots(head.key, [own[index] for index in sorted(dropped)])
             if num_tokens > self._limits.max_log_tokens:
@@ -191,7 +191,7 @@ class Saving:
 
 
 def superfluous(lengths: Sequence[int], max_snapshots: int) -> set[int]:
-    """Indexes of the snapshots, oldest first and of such lengths, that need not be kept.
+    """Indexes of the snapshots, oldest first, that need not be kept; each leads to such a length.
 
     Of the others the distances back from the newest grow about twofold. The two
     newest stay, and the oldest, from which all of the text can be reached.
@@ -199,7 +199,7 @@ def superfluous(lengths: Sequence[int], max_snapshots: int) -> set[int]:
     kept = list(range(len(lengths)))
     while len(kept) > 3:
         present = lengths[kept[-1]]
-        distances = [present - lengths[index] + 1 for index in kept]
+        distances = [max(present - lengths[index], 0) + 1 for index in kept]
         ratios = [distances[i - 1] / distances[i + 1] for i in range(1, len(kept) - 2)]
         least = min(range(len(ratios)), key=ratios.__getitem__)
         if ratios[least] >= 2 and len(kept) <= max_snapshots:

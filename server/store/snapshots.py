@@ -48,6 +48,12 @@ class Unsaved:
         if save is not None:
             self.num_bytes -= _size(save.value)
 
+    def cut(self, head: Head, length: int) -> None:
+        """The session was rewound to ``length`` tokens with its last entry."""
+        save = self._saves.get(head.id)
+        if save is not None and save.place < head.num_entries and save.value.min_length > length:
+            self.drop(head.id)
+
     def get(self, session: str) -> Save | None:
         """The newest of a session."""
         return self._saves.get(session)
@@ -69,7 +75,7 @@ def _size(value: SessionValue) -> int:
 logger = logging.getLogger(__name__)
 
 _IS_USED = "SELECT 1 FROM snapshot WHERE file = ? LIMIT 1"
-_ROWS = "SELECT key, place, length, file, bytes FROM snapshot WHERE session = ? ORDER BY key"
+_ROWS = "SELECT key, place, min_length, file, bytes FROM snapshot WHERE session = ? ORDER BY key"
 
 
 class States(Protocol):
@@ -86,16 +92,19 @@ class States(Protocol):
 
 
 class SnapshotRow(NamedTuple):
-    """A snapshot without its value; ``place`` is the number of the entry that it stands before."""
+    """A snapshot without its value; ``place`` is the number of the entry that it stands before.
+
+    It leads to any text of at least ``min_length`` tokens that the log has from there.
+    """
 
     key: int
     place: int
-    length: int
+    min_length: int
     file: str | None
     bytes: int
 
 
-#: Key of the session, place, length, value and file of a row.
+#: Key of the session, place, shortest text, value and file of a row.
 Columns = tuple[int, int, int, str, str | None]
 
 
@@ -152,11 +161,11 @@ class Snapshots:
         state_bytes = 0 if file is None else self._identity.used_bytes(value.position)
         num_bytes = len(data) + state_bytes
         self._execute(
-            "INSERT INTO snapshot (session, place, length, identity, value, file, bytes, sum) "
+            "INSERT INTO snapshot (session, place, min_length, identity, value, file, bytes, sum) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (
-                *(key, place, value.length, identity_key, data, file, num_bytes),
-                row_sum(key, place, value.length, data, file, fields),
+                *(key, place, value.min_length, identity_key, data, file, num_bytes),
+                row_sum(key, place, value.min_length, data, file, fields),
             ),
         )
         return num_bytes
@@ -176,20 +185,20 @@ class Snapshots:
             self._execute("DELETE FROM snapshot WHERE key = ?", (row.key,))
 
     def newest(self, key: int, at: int | None) -> tuple[int, SessionValue] | None:
-        """Place and value of the newest valid snapshot of at most ``at`` tokens.
+        """Place and value of the newest valid snapshot that leads to ``at`` tokens of text.
 
         Raises `SnapshotMismatch`, and `SnapshotBroken` where the only ones are broken.
         """
         query = (
-            "SELECT place, length, value, file, fields, sum FROM snapshot LEFT JOIN identity "
-            "ON identity.key = snapshot.identity WHERE session = ? AND length <= ? "
+            "SELECT place, min_length, value, file, fields, sum FROM snapshot LEFT JOIN identity "
+            "ON identity.key = snapshot.identity WHERE session = ? AND min_length <= ? "
             "ORDER BY snapshot.key DESC"
         )
         broken: SnapshotBroken | None = None
         rows = self._execute(query, (key, 1 << 62 if at is None else at)).fetchall()
-        for place, length, value, file, fields, stored in rows:
+        for place, min_length, value, file, fields, stored in rows:
             try:
-                return place, self._value(stored, fields, (key, place, length, value, file))
+                return place, self._value(stored, fields, (key, place, min_length, value, file))
             except SnapshotBroken as error:
                 logger.error("snapshot %s: %s; trying the one before it", file, error)
                 broken = error

@@ -97,7 +97,7 @@ def loaded(connection: Connected, head: Head, rest: Iterable[Entry], at: int | N
     """See `server.store.base.Store.load`; there is no ``rest``."""
     refuse_broken(head)
     save = connection.unsaved.get(head.id)
-    if save is not None and (at is None or save.value.length <= at):
+    if save is not None and (at is None or save.value.min_length <= at):
         place, value = save.place, save.value
     elif (found := connection.snapshots.newest(head.key, at)) is not None:
         place, value = found
@@ -183,9 +183,9 @@ def unfinished(connection: Connected) -> list[tuple[str, str]]:
 def past(entries: list[Entry], length: int, at: int | None) -> list[Entry]:
     """The first of ``entries``, up to where the text passes ``at`` tokens for good.
 
-    ``length`` is that before them, at most ``at``.
+    ``length`` is that before them.
     """
-    end: int | None = None
+    end = None if at is None or length <= at else 0
     for index, entry in enumerate(entries):
         length = length_after(entry, length)
         if at is not None and length > at:

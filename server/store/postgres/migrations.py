@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import psycopg
 from psycopg import sql
 
-from server.store.database import TABLES, refuse_unknown
+from server.store.database import SECOND, TABLES, refuse_unknown
 from server.store.postgres.connecting import connect
 from server.store.postgres.database import failure
 
@@ -180,7 +180,7 @@ _STATES = """
 """
 
 #: ``MIGRATIONS[i]`` leads from format i to format i + 1. Those of a release never change.
-MIGRATIONS: tuple[str, ...] = (TABLES.format(**_TYPES) + _REPLICAS + _STATES,)
+MIGRATIONS: tuple[str, ...] = (TABLES.format(**_TYPES) + _REPLICAS + _STATES, SECOND)
 
 
 def migrate(database: PostgresDatabase) -> None:

@@ -82,7 +82,7 @@ def _orphans(execute: Execute) -> Iterator[str]:
 
 def _broken_states(execute: Execute, folder: Path) -> Iterator[str]:
     query = (
-        "SELECT session.id, fields, snapshot.sum, session, place, snapshot.length, value, file "
+        "SELECT session.id, fields, snapshot.sum, session, place, min_length, value, file "
         "FROM snapshot LEFT JOIN identity ON identity.key = snapshot.identity "
         "LEFT JOIN session ON session.key = snapshot.session"
     )

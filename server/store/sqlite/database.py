@@ -14,7 +14,7 @@ from typing import Any
 import apsw
 
 from server.store.codec import UNSTORABLE
-from server.store.database import TABLES, refuse_unknown
+from server.store.database import SECOND, TABLES, refuse_unknown
 from server.store.errors import Fenced, RecordRefused, StoreError, StoreFailed, StoreFull
 from server.store.files import NO_ROOM, make_private
 from server.store.sqlite.reserve import FULL
@@ -40,6 +40,7 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE TABLE journal (id INTEGER PRIMARY KEY, data BLOB NOT NULL, keys TEXT NOT NULL) STRICT;
     {TABLES.format(**_TYPES)}
     """,
+    SECOND,
 )
 
 

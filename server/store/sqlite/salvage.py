@@ -55,6 +55,7 @@ def _salvage(path: Path, new: Path) -> Iterator[str]:
         damaged = Damaged(path, Path(work))
         try:
             found = {table: damaged.rows(table) for table in (*TABLES, "meta")}
+            found["snapshot"] = [_renamed(row) for row in found["snapshot"]]
         finally:
             damaged.close()
     if not found["session"]:
@@ -69,6 +70,11 @@ def _salvage(path: Path, new: Path) -> Iterator[str]:
         identity = identity_of(found["identity"][-1]["fields"])
         open_store(new, identity).close()  # the journal becomes part of the logs
     yield from _cut(new)
+
+
+def _renamed(row: Row) -> Row:
+    """A snapshot with the column's name of format 2; see `SECOND` in `server.store.database`."""
+    return {"min_length" if name == "length" else name: row[name] for name in row}
 
 
 def _drop_altered_keys(found: dict[str, list[Row]]) -> Iterator[str]:
@@ -115,7 +121,7 @@ def _copy_named(path: Path, new: Path) -> Iterator[str]:
 
 def _value(row: Row, fields: str | None) -> SessionValue:
     """Raises `Malformed`."""
-    columns = (row["session"], row["place"], row["length"], row["value"], row["file"])
+    columns = (row["session"], row["place"], row["min_length"], row["value"], row["file"])
     if fields is None or row.get("sum") != row_sum(*columns, fields):
         raise Malformed("its row was altered")
     return decode_value(row["value"])

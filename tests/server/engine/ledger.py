@@ -55,7 +55,7 @@ class Ledger:
             cuts = [e.value.length for e in rest if isinstance(e, Rewound)]
             if at is not None:
                 cuts.append(at)
-            if isinstance(entry, Opened | Saved) and all(entry.value.length <= n for n in cuts):
+            if isinstance(entry, Opened | Saved) and all(entry.value.min_length <= n for n in cuts):
                 yield Past(entry.value, [e for e in rest if not isinstance(e, Saved)], at)
 
     def past(self, id: str, at: int | None = None) -> Past:
