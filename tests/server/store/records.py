@@ -18,6 +18,7 @@ from server.engine.value import (
     Saved,
     SessionValue,
     StateBlock,
+    UnfedSegment,
 )
 from server.store.base import Identity, Keyed, Store
 from server.store.files import Chunk
@@ -98,6 +99,18 @@ class Writer:
     def saved(self, *, evicted: bool = False) -> Record:
         self.value = replace(self.value, state=block(self.value.position))
         return self.id, Saved(self.value, evicted)
+
+    def saved_within(self, position: int) -> Record:
+        """The state has seen so much of the text, which ends in a prompt."""
+        *unfed, pending = self.text[position:]
+        segments = (UnfedSegment(tuple(unfed), len(unfed)),) if unfed else ()
+        state = self.state_at(position)
+        value = replace(self.value, position=position, unfed=segments, state=state, pending=pending)
+        return self.id, Saved(value)
+
+    def state_at(self, position: int) -> StateBlock | None:
+        """The state that has seen so much of the text."""
+        return block(position) if position else None
 
     def rewound(self, length: int) -> Record:
         del self.text[length:]

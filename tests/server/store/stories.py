@@ -66,6 +66,15 @@ class Story(Writer):
         self.value = replace(self.value, state=state_of(self.text))
         return self.id, Saved(self.value, evicted)
 
+    def saved_within(self, position: int) -> Record:
+        """Its prompt is not over; it was read up to ``cut`` before."""
+        self.turns |= {position, position + 1, position + 2}
+        self.cut = position
+        return super().saved_within(position)
+
+    def state_at(self, position: int) -> StateBlock | None:
+        return state_of(self.text[:position])
+
     def rewound(self, length: int) -> Record:
         self.turns |= {len(self.text) - 1, length, length + 1}
         super().rewound(length)
@@ -99,6 +108,10 @@ def is_idle(story: Story) -> bool:
     return story.value.progress is None
 
 
+def is_within_prompt(story: Story) -> bool:
+    return story.cut is not None and story.cut < len(story.text)
+
+
 def is_generating(story: Story) -> bool:
     progress = story.value.progress
     return progress is not None and progress.request.sampling is not None
@@ -124,7 +137,7 @@ def check_past(store: Store, story: Story, at: int | None) -> None:
     session = Session.of(value, Detokenizer(cast(Tokenizer, OneLetter())), 0.0)
     progress = replay(session, value.progress, loaded.entries, at)
     text = story.text[:at]
-    assert session.next(session.length - session.position) == text[value.length :]
+    assert session.next(session.length - session.position) == text[value.position :]
     assert session.length == len(text)
     present = story.value
     for name in ("epoch", "seq", "log_index"):

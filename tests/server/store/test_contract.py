@@ -73,6 +73,29 @@ class TestLoad:
         assert len(reached) >= 15
         assert all(a in (None, b) for a, b in zip(reached, writer.text, strict=False))
 
+    @pytest.mark.parametrize("is_maintained", [True, False])
+    def test_save_within_a_prompt_leads_to_each_place_that_it_has_not_passed(
+        self, store: Store, is_maintained: bool
+    ) -> None:
+        writer = Writer()
+        store.commit([writer.opened(), *writer.turn(3), writer.accepted(tuple(range(100)))])
+        for position in (0, 3, 30, 60):  # the first two have read less than the text before
+            store.commit([writer.saved_within(position)])
+            if is_maintained:
+                store.maintain(float(position))
+        store.commit([writer.finished(None)])
+        for at, position in ((61, 60), (60, 30), (105, 60), (31, 30), (30, 3), (6, 3)):
+            loaded = store.load("s1", "ann", at)
+            if is_maintained or at > 60:
+                assert loaded.value.position == position
+                assert loaded.entries == (writer.entries[-1:] if at == 105 else [])
+                assert loaded.value.state is not None
+                assert loaded.value.state.data.tolist() == block(position).data.tolist()
+            reached = text_after(loaded.value.length, loaded.entries)
+            assert len(reached) >= at
+        assert store.load("s1", "ann", 5).value.position == 0
+        assert store.load("s1", "ann").value.position == 60
+
     def test_another_owner_finds_nothing(self, store: Store) -> None:
         writer = Writer()
         store.commit([writer.opened(), *writer.turn(1)])
@@ -101,6 +124,22 @@ class TestRewind:
         earlier = store.load("s1", "ann", 12)
         assert earlier.value.length == 10
         assert text_after(10, earlier.entries)[10:12] == writer.text[10:12]
+
+    def test_value_within_a_prompt_stays_as_long_as_it_leads_to_the_text(
+        self, store: Store
+    ) -> None:
+        writer = Writer()
+        store.commit([writer.opened(), writer.accepted(tuple(range(100)))])
+        for position in (30, 60):
+            store.commit([writer.saved_within(position)])
+            store.maintain(float(position))
+        store.commit([writer.finished(None), writer.rewound(80)])
+        store.maintain(100.0)
+        found = [store.load("s1", "ann", at).value.position for at in (80, 79, 61, 60, 30)]
+        assert found == [80, 60, 60, 30, 0]
+        store.commit([writer.rewound(60)])
+        assert store.load("s1", "ann", 59).value.position == 30
+        assert store.load("s1", "ann").value.position == 60
 
     def test_rewind_is_an_entry_after_an_older_value(self, store: Store) -> None:
         writer = Writer()

@@ -15,15 +15,15 @@ from server.store.sqlite import database as sqlite_tables
 from tests.server.store.places import Place
 from tests.server.store.records import Writer, text_after
 
-#: What a second format would bring, and a step that fails after its first statement.
-SECOND = "ALTER TABLE session ADD COLUMN colour text; UPDATE session SET colour = 'blue';"
+#: What the next format would bring, and a step that fails after its first statement.
+NEXT = "ALTER TABLE session ADD COLUMN colour text; UPDATE session SET colour = 'blue';"
 BROKEN = "ALTER TABLE session ADD COLUMN colour text; SELECT nothing FROM nowhere;"
 COLOURS = "SELECT colour FROM session"
 
 
 @pytest.fixture
 def module(place: Place) -> ModuleType:
-    """The one that has the migrations; at ``place`` one session runs in a store of the first."""
+    """The one that has the migrations; at ``place`` one session runs in a store of the newest."""
     with closing(place.open()) as store:
         writer = Writer()
         store.commit([writer.opened(), *writer.turn(3), writer.saved(), writer.accepted()])
@@ -33,15 +33,18 @@ def module(place: Place) -> ModuleType:
 def test_the_next_format_is_reached_with_all_that_there_was(
     place: Place, module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (first,) = module.MIGRATIONS
-    monkeypatch.setattr(module, "MIGRATIONS", (first, SECOND))
+    known = module.MIGRATIONS
+    monkeypatch.setattr(module, "MIGRATIONS", (*known, NEXT))
     for _ in range(2):  # it is migrated once
         with closing(place.open()) as store:
             loaded = store.load("s1", "ann")
             assert len(text_after(loaded.value.length, loaded.entries)) == 7
         assert place.execute(COLOURS) == [("blue",)]
-    monkeypatch.setattr(module, "MIGRATIONS", (first,))
-    with pytest.raises(StoreTooNew, match=r"has format 2, .* knows 1: use a newer one"):
+    monkeypatch.setattr(module, "MIGRATIONS", known)
+    with pytest.raises(
+        StoreTooNew,
+        match=rf"has format {len(known) + 1}, .* knows {len(known)}: use a newer one",
+    ):
         place.open()
 
 

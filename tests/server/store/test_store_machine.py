@@ -41,6 +41,7 @@ from tests.server.store.stories import (
     check_past,
     is_generating,
     is_idle,
+    is_within_prompt,
     state_of,
 )
 
@@ -118,6 +119,13 @@ class StoreMachine(RuleBasedStateMachine):
             del self.stories[story.id]
         records = [story.deleted() if verb == "delete" else story.saved(evicted=verb == "evict")]
         self.commit(records, waits)
+
+    @precondition(lambda self: any(map(is_within_prompt, self.stories.values())))
+    @rule(data=st.data(), waits=st.booleans())
+    def save_within_prompt(self, data: st.DataObject, waits: bool) -> None:
+        story = self.one(data, is_within_prompt)
+        position = data.draw(st.integers(story.cut, len(story.text) - 1))
+        self.commit([story.saved_within(position)], waits)
 
     @precondition(lambda self: any(map(is_idle, self.stories.values())))
     @rule(data=st.data(), count=COUNTS, waits=st.booleans())
