@@ -10,6 +10,7 @@ from typing import Any
 import apsw
 import psycopg
 
+from server.store.codec import decode_value, row_sum
 from server.store.postgres.store import PostgresStore
 from server.store.sqlite.database import FILE_NAME
 from server.store.sqlite.store import open_store
@@ -42,3 +43,20 @@ class Place:
         with closing(apsw.Connection(str(self.where / FILE_NAME))) as database:
             database.set_busy_timeout(60_000)
             return list(database.execute(statement))
+
+
+def to_format_1(place: Place) -> None:
+    """Makes of a closed store what an older version would have written."""
+    query = (
+        "SELECT snapshot.key, session, place, value, file, fields FROM snapshot "
+        "JOIN identity ON identity.key = snapshot.identity"
+    )
+    for key, session, number, value, file, fields in place.execute(query):
+        length = decode_value(value).length
+        total = row_sum(session, number, length, value, file, fields)
+        place.execute(f"UPDATE snapshot SET min_length = {length}, sum = {total} WHERE key = {key}")
+    place.execute("ALTER TABLE snapshot RENAME COLUMN min_length TO length")
+    if place.is_shared:
+        place.execute("UPDATE meta SET value = '1' WHERE name = 'version'")
+    else:
+        place.execute("PRAGMA user_version = 1")

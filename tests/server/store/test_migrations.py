@@ -12,8 +12,8 @@ import pytest
 from server.store.errors import StoreError, StoreTooNew
 from server.store.postgres import migrations as postgres_tables
 from server.store.sqlite import database as sqlite_tables
-from tests.server.store.places import Place
-from tests.server.store.records import Writer, text_after
+from tests.server.store.places import Place, to_format_1
+from tests.server.store.records import Writer, block, text_after
 
 #: What the next format would bring, and a step that fails after its first statement.
 NEXT = "ALTER TABLE session ADD COLUMN colour text; UPDATE session SET colour = 'blue';"
@@ -59,3 +59,29 @@ def test_a_step_that_fails_changes_nothing(
         place.execute(COLOURS)
     with closing(place.open()) as store:
         assert store.unfinished() == [("s1", "ann")]
+
+
+def test_snapshots_of_format_1_are_found_for_their_whole_texts(place: Place) -> None:
+    """Those within a prompt that the new version makes are found for shorter ones, too."""
+    writer = Writer()
+    with closing(place.open()) as store:
+        store.commit([writer.opened(), *writer.turn(3), writer.saved()])
+        store.maintain(0.0)
+        store.commit([writer.accepted(tuple(range(100))), writer.saved_within(30)])
+        store.maintain(1.0)
+    to_format_1(place)
+    with closing(place.open()) as store:
+        assert [store.load("s1", "ann", at).value.position for at in (104, 105)] == [5, 30]
+        store.commit([writer.saved_within(60), writer.finished(None)])
+        store.maintain(2.0)
+        ats = (105, 61, 60)
+        assert [store.load("s1", "ann", at).value.position for at in ats] == [60, 60, 5]
+        loaded = store.load("s1", "ann", 40)
+        assert text_after(5, loaded.entries)[5:40] == writer.text[5:40]
+        store.commit([writer.rewound(61)])
+        store.maintain(3.0)
+        ats = (61, 60)
+        assert [store.load("s1", "ann", at).value.position for at in ats] == [61, 5]
+        state = store.load("s1", "ann").value.state
+        assert state is not None
+        assert bytes(state.data) == bytes(block(61).data)

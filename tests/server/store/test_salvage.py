@@ -15,6 +15,7 @@ from server.store.sqlite.database import FILE_NAME
 from server.store.sqlite.signing import signing_key
 from server.store.sqlite.store import SqliteStore, open_store
 from tests.server.cli.test_store import run
+from tests.server.store.places import Place, to_format_1
 from tests.server.store.records import IDENTITY, Writer, block, key_of, text_after
 
 PAGE = 4096
@@ -86,6 +87,13 @@ def test_a_whole_store_is_kept_as_a_whole(path: Path, writers: dict[str, Writer]
     assert signing_key(path.with_name("new")) == signing_key(path)
     found = key_of(store, "s3-1")
     assert found.finished is not None
+    store.close()
+
+
+def test_a_store_of_format_1_is_kept_as_a_whole(path: Path, writers: dict[str, Writer]) -> None:
+    to_format_1(Place(path))
+    store, _ = salvaged(path, 0)
+    assert check(store, writers) == (30, 0)
     store.close()
 
 
