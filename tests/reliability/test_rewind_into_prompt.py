@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clients.python import Client, Session
+from clients.python import Client, Session, Token
 from tests.postgres import Postgres
 from tests.reliability.servers import STUCK_S, ServerProcess
 from tests.tiny import write_model
@@ -41,7 +41,7 @@ def edited(session: Session, at: int, other: list[int]) -> list[int]:
 def continued(session: Session, other: list[int]) -> list[int]:
     session.append(other)
     stream = session.generate(max_tokens=8, temperature=0.0, ignore_eos=True)
-    return [token.token_id for token in stream]
+    return [event.token_id for event in stream if isinstance(event, Token)]
 
 
 @pytest.mark.parametrize("past", ["stop", "slide"])
