@@ -40,7 +40,7 @@ TABLES = {
         *("id", "owner", "epoch", "length", "seq", "running", "num_entries", "log_seq"),
         *("journal", "sum"),
     ),
-    "snapshot": ("session", "place", "length", "identity", "value", "file", "sum"),
+    "snapshot": ("session", "place", "min_length", "identity", "value", "file", "sum"),
     "identity": ("fields",),
     "request_key": (
         *("owner", "key", "session", "session_id", "request_id", "first_seq", "length"),

@@ -97,7 +97,7 @@ class TestRowAndSweepAtOnce:
 
     TAKE = "DELETE FROM garbage WHERE name IN (SELECT name FROM garbage FOR UPDATE SKIP LOCKED)"
     ADD = (
-        "INSERT INTO snapshot (session, place, length, identity, value, file, bytes, sum) "
+        "INSERT INTO snapshot (session, place, min_length, identity, value, file, bytes, sum) "
         "VALUES (1, 0, 0, 1, '', 'table-1', 0, 0)"
     )
 
