@@ -42,7 +42,8 @@ class CpuStatePool(StatePool):
         self._clear(slot, 0)
 
     def read(self, slot: int, position: int) -> StateBlock:
-        return StateBlock(self.blocks[slot, : self.layout.used_bytes(position)].tobytes())
+        used = self.layout.used_bytes(position)
+        return StateBlock(self.blocks[slot, :used].copy().data)
 
     def write(self, slot: int, state: StateBlock) -> None:
         self.blocks[slot, : state.num_bytes] = np.frombuffer(state.data, np.uint8)

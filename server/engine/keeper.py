@@ -30,6 +30,9 @@ from server.engine.value import (
 )
 from server.errors import CapacityExhausted, InvalidRequest, SessionBusy
 
+#: A session with a state of so many bytes is saved where it is forked: what the fork has written
+#: of the state is then there for the next fork, also when this one has been deleted.
+SAVED_FORK_BYTES = 4 << 20
 #: A save comes once in this part of the unread prompt, so that all of them together have no more
 #: than this many times its tokens.
 UNREAD_PER_SAVE = 8
@@ -205,6 +208,15 @@ class Keeper:
         max_bytes = self._config.max_asleep_bytes
         while (session := self._table.oldest_beyond(max_bytes)) is not None:
             self.evict(session)
+
+    def note_fork(self, session: Session, value: SessionValue) -> None:
+        """Forks have just been made of ``value``, which the session has now."""
+        state = value.state
+        if state is None or state.num_bytes < SAVED_FORK_BYTES or not session.keep:
+            return
+        if session.saved_position != session.position and self._table.is_finite(state):
+            session.saved_position = session.position
+            self._table.record(session, Saved(value))
 
     def _record_value(self, session: Session, evicted: bool) -> None:
         """Unless a store continues better from what it has."""

@@ -56,7 +56,12 @@ class OwnedSessions:
         Raises `SessionNotFound`, `CapacityExhausted`, `InvalidRequest`.
         """
         found = self._table.find(session, owner)
-        copies = self._keeper.fork(past or Past(self._keeper.value(found)), owner, num, now)
+        if past is None:
+            value = self._keeper.value(found)
+            copies = self._keeper.fork(Past(value), owner, num, now)
+            self._keeper.note_fork(found, value)
+        else:
+            copies = self._keeper.fork(past, owner, num, now)
         return [self.of(copy, now) for copy in copies]
 
     def adopt(self, value: SessionValue, owner: str, now: float) -> SessionInfo:

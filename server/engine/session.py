@@ -11,7 +11,14 @@ from server.engine.detokenizer import Detokenizer
 from server.engine.sampling import PENALTY_WINDOW
 from server.engine.turn_text import TurnText
 from server.engine.types import Request
-from server.engine.value import Origin, Progress, SessionValue, StateBlock, UnfedSegment
+from server.engine.value import (
+    Origin,
+    Progress,
+    SessionValue,
+    StateBlock,
+    StoredFile,
+    UnfedSegment,
+)
 
 
 @dataclass(slots=True)
@@ -30,7 +37,8 @@ class Session:
     Its text is what the state has seen (``position`` tokens), then what it is
     unfed, then ``pending``, the last token: to feed that one is what gives the
     next request its first logits. ``state`` None is the empty one, unless the
-    session has a ``slot``. The request that it runs is known to `SessionTable`. One
+    session has a ``slot``; ``stored`` is the position of the last copy of its state, and the
+    file that a store keeps that in. The request that it runs is known to `SessionTable`. One
     that is ``expendable`` may be forgotten where there is no room and no store. Its
     text is not in its ``repr``, which a log may show.
     """
@@ -43,6 +51,7 @@ class Session:
     epoch: int = 0
     slot: int | None = None
     state: StateBlock | None = None
+    stored: tuple[int, StoredFile] | None = None
     position: int = 0
     pending: int | None = field(default=None, repr=False)
     seq: int = 0
@@ -62,6 +71,8 @@ class Session:
         session.epoch, session.seq, session.log_index = value.epoch, value.seq, value.log_index
         session.state, session.position = value.state, value.position
         session.saved_position = value.position
+        if value.state is not None:
+            session.stored = value.position, value.state.stored
         session.pending, session.origin = value.pending, value.origin
         session.recent.extend(value.recent)
         for segment in value.unfed:

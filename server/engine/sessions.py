@@ -154,12 +154,19 @@ class SessionTable:
             self._slotted[session.id] = session
 
     def state_of(self, session: Session) -> StateBlock | None:
-        """The session's state, to keep: a copy where it is in a slot."""
+        """The session's state, to keep: a copy where it is in a slot.
+
+        Copies of one position are of one state, which a store writes once.
+        """
         if session.position == 0 and session.origin is None:
             return None
         if session.slot is None:
             return session.state
-        return self._pool.read(session.slot, session.position)
+        state = self._pool.read(session.slot, session.position)
+        if session.stored is not None and session.stored[0] == session.position:
+            state.stored = session.stored[1]
+        session.stored = session.position, state.stored
+        return state
 
     def is_finite(self, state: StateBlock | None) -> bool:
         """Whether ``state`` is worth keeping: what is not finite in it never will be again."""

@@ -14,15 +14,23 @@ from server.engine.turn_text import TurnState
 from server.engine.types import Finished, Request, TokenEvent
 
 
+class StoredFile:
+    """Where a store keeps a state: its ``name``, once it does. Copies of a state share this."""
+
+    __slots__ = ("name",)
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+
+
 class StateBlock:
     """The state of one session, outside the pool: immutable, so that any number share it.
 
     ``source`` is its bytes, or ``num_bytes`` and what waits for a copy out of the pool and returns
-    them, in any thread and any number of times. ``file`` is where a store keeps the state, once
-    it does.
+    them, in any thread and any number of times.
     """
 
-    __slots__ = ("_source", "file", "num_bytes")
+    __slots__ = ("_source", "num_bytes", "stored")
 
     def __init__(
         self, source: bytes | memoryview | Callable[[], bytes], num_bytes: int | None = None
@@ -34,7 +42,16 @@ class StateBlock:
         else:
             self._source = memoryview(source).cast("B").toreadonly()
             self.num_bytes = self._source.nbytes
-        self.file: str | None = None
+        self.stored = StoredFile()
+
+    @property
+    def file(self) -> str | None:
+        """Where a store keeps the state, once it does."""
+        return self.stored.name
+
+    @file.setter
+    def file(self, name: str | None) -> None:
+        self.stored.name = name
 
     @property
     def data(self) -> memoryview:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from model.native.runtime import Runtime
+from server.engine import keeper
 from server.engine.engine import Engine
-from server.engine.value import Opened, Past
+from server.engine.value import Opened, Past, Saved
 from server.errors import CapacityExhausted, InvalidRequest, SessionBusy, SessionNotFound
 from tests.server.engine.ledger import Ledger
 from tests.tiny import drain, finished, request, solo, started, state_of, tokens_of
@@ -57,6 +58,36 @@ def test_forks_continue_like_the_session_and_independently(engine: Engine, sessi
     assert tokens_of(other) != tokens_of(events["a"])
     again = solo(engine, request("e", (), fork(engine, copies[0])[0], max_tokens=20, seed=5))
     assert finished(again).position == 150 + 20 + 20 + 20
+
+
+def test_forks_of_one_place_are_of_one_stored_state(
+    engine: Engine, session: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session itself is saved there, so that its file outlives a fork that is deleted."""
+    monkeypatch.setattr(keeper, "SAVED_FORK_BYTES", 0)
+    engine.take_records()
+    (first,) = fork(engine, session)
+    (_, opened), (name, saved) = engine.take_records()
+    assert isinstance(opened, Opened)
+    assert isinstance(saved, Saved)
+    assert name == session
+    assert saved.value.state is not None
+    assert saved.value.state is opened.value.state
+    saved.value.state.file = "file"  # as a store does
+    engine.kept.delete(first, "me")
+    engine.take_records()
+    fork(engine, session)
+    ((_, again),) = engine.take_records()
+    assert isinstance(again, Opened)
+    assert again.value.state is not None
+    assert again.value.state.file == "file"
+    solo(engine, request("more", (), session, max_tokens=2))
+    engine.take_records()
+    assert fork(engine, session)
+    _, later = engine.take_records()[0]
+    assert isinstance(later, Opened)
+    assert later.value.state is not None
+    assert later.value.state.file is None
 
 
 def test_many_forks_share_one_state_and_hold_no_slot(make_engine: MakeEngine) -> None:

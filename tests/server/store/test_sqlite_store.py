@@ -56,6 +56,30 @@ def state_files(path: Path) -> list[Path]:
     return sorted(file for file in path.glob("snapshots/*/*"))
 
 
+class TestForks:
+    def test_file_of_a_fork_that_is_deleted_serves_the_next_one(
+        self, store: SqliteStore, path: Path
+    ) -> None:
+        """A later copy of the same state is not written again."""
+        parent, one, two = Writer("parent"), Writer("one"), Writer("two")
+        state = block(5)
+        store.commit([parent.opened(), *parent.turn(3)])
+        text = tuple(parent.text)
+        saved = (parent.id, Saved(replace(parent.value, state=state)))
+        store.commit([one.opened(state, text), saved])
+        store.maintain(0.0)
+        (file,) = state_files(path)
+        store.commit([one.deleted()])
+        store.maintain(1.0)
+        again = block(5)
+        again.stored = state.stored
+        store.commit([two.opened(again, text)])
+        assert state_files(path) == [file]
+        loaded = store.load("two", "ann").value.state
+        assert loaded is not None
+        assert bytes(loaded.data) == bytes(state.data)
+
+
 class TestReopening:
     def test_waits_for_a_lock_that_another_process_holds(self, path: Path) -> None:
         open_store(path, IDENTITY).close()
