@@ -37,7 +37,10 @@ class Codec(Protocol):
 
     @property
     def special(self) -> Mapping[int, AddedToken]:
-        """Tokens without text, by id. Those that end a text are among them."""
+        """Tokens that no plain text has, by id; most have no text of their own.
+
+        Those that end a text are among them.
+        """
 
     @property
     def aliases(self) -> Mapping[str, int]:

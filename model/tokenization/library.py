@@ -21,6 +21,9 @@ from model.tokenization.kinds import SPACE, Json, byte_ids, bytes_of, first_byte
 FILE = "tokenizer.json"
 #: Ends a turn of ChatML.
 TURN_END = "<|im_end|>"
+#: Special tokens that are text in an answer: LFM2 writes a list of calls between them. A client's
+#: text still cannot have them.
+SHOWN = frozenset(("<|tool_call_start|>", "<|tool_call_end|>"))
 
 #: Bounds on what a damaged file may allocate; the largest that are published have 260,000 ids in
 #: 34 MB.
@@ -41,7 +44,9 @@ class LibraryCodec:
         vocabulary, added = backend.get_vocab(), backend.get_added_tokens_decoder()
         size = max(vocabulary.values(), default=-1) + 1
         self.eos_token_ids = _ends(backend, ends, size, added)
-        ends_and_special = {id for id, token in added.items() if token.special}
+        ends_and_special = {
+            id for id, token in added.items() if token.special or token.content in SHOWN
+        }
         ends_and_special |= {id for id in self.eos_token_ids if id in added}
         ends_and_special.add(self.eos_token_ids[0])
         if not all(added[id].special for id in ends_and_special & added.keys()):
@@ -72,6 +77,7 @@ class LibraryCodec:
         self.token_bytes, self.first_bytes = [b""] * size, dict[int, bytes]()
         for token, id in vocabulary.items():
             if id in self.special:
+                self.token_bytes[id] = token.encode() if token in SHOWN else b""
                 continue
             if id in added and not self._kind.fallback:
                 self.token_bytes[id] = token.encode()

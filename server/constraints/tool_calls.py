@@ -1,9 +1,9 @@
 """Answers that call functions: the one format that no client asks for by its name.
 
 A call is written in one of the forms of `model.chat.call_forms`, which differ in what is around the
-name and the arguments. Arguments are JSON of the function's own schema, or one parameter after
-another. Where the model may also answer without a call, its answer is any text that does not begin
-as a call does.
+name and the arguments. Arguments are JSON of the function's own schema, one parameter after
+another, or in Python's syntax. Where the model may also answer without a call, its answer is any
+text that does not begin as a call does.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from model.chat.call_forms import FORMS, CallForm
-from server.constraints import json_schema, tool_parameters
+from server.constraints import json_schema, python_arguments, tool_parameters
 from server.constraints.errors import FormatRefused
-from server.constraints.tool_parameters import json_rule
+from server.constraints.tool_parameters import json_rule, regex_of
 
 _ANY_OBJECT = {"type": "object"}
 
@@ -31,9 +31,10 @@ def lark(format: Mapping[str, Any]) -> str:
     functions, form = format["functions"], FORMS[format["form"]]
     more = format["max_calls"] - 1
     start = "calls" if format["otherwise"] is None else "calls | answer"
+    several = f"call ({_quoted(form.between)} call){{0,{more}}}" if more else "call"
     lines = [
         f"start: {start}",
-        f"calls: call ({_quoted(form.between)} call){{0,{more}}}" if more else "calls: call",
+        f"calls: {_quoted(form.opening)} {several} {_quoted(form.closing)}",
         "call: " + " | ".join(f"call_{index}" for index in range(len(functions))),
     ]
     for index, function in enumerate(functions):
@@ -58,7 +59,7 @@ def marker_of(format: Mapping[str, Any]) -> str | None:
 def _answer(otherwise: Mapping[str, Any], marker: str) -> list[str]:
     match otherwise["type"]:
         case "text":
-            return ["answer: TEXT", rf"TEXT: /(?s:.*)/ & ~/(?s:{marker}.*)/"]
+            return ["answer: TEXT", rf"TEXT: /(?s:.*)/ & ~/(?s:{regex_of(marker)}.*)/"]
         case "json_object":
             return [f"answer: {json_rule(json_schema.normal(_ANY_OBJECT))}"]
         case "json_schema":
@@ -69,6 +70,8 @@ def _answer(otherwise: Mapping[str, Any], marker: str) -> list[str]:
 
 def _arguments(rule: str, function: Mapping[str, Any], form: CallForm) -> list[str]:
     try:
+        if form.is_python:
+            return python_arguments.lark(rule, function["schema"])
         if form.parameter is not None:
             return tool_parameters.lark(rule, function["schema"], form.parameter)
         return [f"{rule}: {json_rule(json_schema.normal(function['schema'], closed=True))}"]

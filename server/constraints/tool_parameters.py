@@ -51,14 +51,7 @@ def lark(rule: str, schema: Schema, form: ParameterForm) -> list[str]:
     json_schema.normal(schema, closed=True)
     if _OTHER_REFERENCE.search(json.dumps(schema)):
         raise FormatRefused("$ref: only references into $defs are supported in the model's calls")
-    found = _object(schema)
-    if odd := found.keys() - _OF_OBJECT:
-        raise FormatRefused(f"{min(odd)}: is not supported around parameters in the model's calls")
-    properties, required = found.get("properties", {}), found.get("required", [])
-    if not isinstance(required, list) or not all(name in properties for name in required):
-        raise FormatRefused("required: must be a list of names in properties")
-    if not properties and found.get("additionalProperties"):
-        raise FormatRefused("additionalProperties: needs properties in the model's calls")
+    properties, required = listed(schema)
     lines, order = [], []
     for index, (name, value) in enumerate(properties.items()):
         if re.search(rf"[\n{form.middle}]", name):
@@ -67,6 +60,22 @@ def lark(rule: str, schema: Schema, form: ParameterForm) -> list[str]:
         head = json.dumps(form.begin + name + form.middle)
         lines += _parameter(f"{rule}_{index}", head, value, schema, form)
     return [f"{rule}: " + (" ".join(order) or '""'), *lines]
+
+
+def listed(schema: Schema) -> tuple[dict[str, Any], list[str]]:
+    """The properties of ``schema``, an object's, and the names of those that are required.
+
+    Raises `FormatRefused` where it says more of an object than that.
+    """
+    found = _object(schema)
+    if odd := found.keys() - _OF_OBJECT:
+        raise FormatRefused(f"{min(odd)}: is not supported around parameters in the model's calls")
+    properties, required = found.get("properties", {}), found.get("required", [])
+    if not isinstance(required, list) or not all(name in properties for name in required):
+        raise FormatRefused("required: must be a list of names in properties")
+    if not properties and found.get("additionalProperties"):
+        raise FormatRefused("additionalProperties: needs properties in the model's calls")
+    return properties, required
 
 
 def _parameter(rule: str, head: str, value: object, root: Schema, form: ParameterForm) -> list[str]:
@@ -84,7 +93,7 @@ def _parameter(rule: str, head: str, value: object, root: Schema, form: Paramete
 def _free(rule: str, text: Schema, form: ParameterForm) -> list[str]:
     """Any text of the lengths of ``text``, from the line break before it to its first end."""
     least, most = text.get("minLength", 0), text.get("maxLength", "")
-    lines, end = rf"\n(?s:.{{{least},{most}}})", _regex(form.end)
+    lines, end = rf"\n(?s:.{{{least},{most}}})", regex_of(form.end)
     if not least:
         return [f"{rule}[lazy]: /({lines})?{end}/"]
     too_short = rf"/(\n(?s:.{{0,{least - 1}}}))?{end}(?s:.*)/"
@@ -152,5 +161,6 @@ def _meaning(schema: Schema) -> dict[str, Any]:
     return {key: value for key, value in schema.items() if is_said[key]}
 
 
-def _regex(text: str) -> str:
+def regex_of(text: str) -> str:
+    """A regular expression of ``text`` alone."""
     return "".join(c if c.isalnum() and c.isascii() else f"\\x{{{ord(c):X}}}" for c in text)

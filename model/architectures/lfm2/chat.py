@@ -1,6 +1,7 @@
 """The turns of LFM2 (ChatML behind a start token) where a checkpoint's files have no template.
 
-It shows no tools: LFM2 writes calls as lists in Python's syntax.
+Tools are shown in a list of JSON, as LFM2.5 was taught it; calls are a list in Python's syntax,
+which the server writes into the content of a turn.
 """
 
 from __future__ import annotations
@@ -12,7 +13,20 @@ START, END_OF_TURN = "<|startoftext|>", "<|im_end|>"
 
 TEMPLATE = """\
 {{- bos_token }}
-{%- for message in messages %}
+{%- set given = messages and messages[0].role == 'system' %}
+{%- set told = messages[0].content if given else '' %}
+{%- if tools or told %}
+{{- '<|im_start|>system\\n' + told }}
+{%- if tools %}
+{{- ('\\n' if told else '') + 'List of tools: [' }}
+{%- for tool in tools %}
+{{- tool | tojson + ('' if loop.last else ', ') }}
+{%- endfor %}
+{{- ']' }}
+{%- endif %}
+{{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in (messages[1:] if given else messages) %}
 {{- '<|im_start|>' + message.role + '\\n' + (message.content or '') + '<|im_end|>\\n' }}
 {%- endfor %}
 {{- '<|im_start|>assistant\\n' if add_generation_prompt }}

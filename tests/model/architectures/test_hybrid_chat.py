@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 from model.architectures.chat import chat_of
 from model.architectures.lfm2.chat import TEMPLATE as LFM2
 from model.architectures.qwen35.chat import TEMPLATE as QWEN35
-from model.chat.call_forms import PARAMETERS, TAGGED, form_in
+from model.chat.call_forms import LISTED, PARAMETERS, TAGGED, form_in
 from model.chat.template import PLAIN, ChatTemplate
 from model.chat.turns import Switch
 from model.tokenizer import Tokenizer
@@ -79,7 +79,17 @@ def test_calls_by_parameters_are_told_from_other_forms() -> None:
 def test_lfm2_begins_with_its_start_token() -> None:
     text = written(LFM2, {"role": "user", "content": "Hi"}, bos_token="<|startoftext|>")
     assert text == "<|startoftext|>" + ASKED + ANSWER
-    assert ChatTemplate(LFM2).calls is None
+
+
+def test_lfm2_shows_tools_in_a_list() -> None:
+    system = {"role": "system", "content": "Be brief."}
+    tools = [{"type": "function"}, {"type": "other"}]
+    text = written(LFM2, system, HI, tools=tools, bos_token="")
+    shown = 'List of tools: [{"type": "function"}, {"type": "other"}]'
+    assert text.startswith(f"<|im_start|>system\nBe brief.\n{shown}<|im_end|>\n")
+    assert shown in written(LFM2, HI, tools=tools, bos_token="")
+    assert ChatTemplate(LFM2).calls == LISTED
+    assert form_in(LFM2.replace("List of tools: [", "Tools: [")) is None
 
 
 @pytest.mark.parametrize(

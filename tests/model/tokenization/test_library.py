@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from model.tokenization.base import TokenizerError
@@ -20,6 +21,7 @@ from model.tokenization.library import LibraryCodec
 from model.tokenizer import Tokenizer
 from server.engine.detokenizer import Detokenizer
 from tests.model.tokenization.files import LLAMA_ENDS, TEXTS, llama, llama_tokenizer, neox
+from tests.tiny import tiny_tokenizer
 
 STYLES = ("legacy", "always", "first", "never", "decoder")
 KINDS = (*STYLES, "neox")
@@ -143,6 +145,21 @@ def test_names_of_ends_are_special_regardless_of_the_file() -> None:
     assert not ours.token_bytes(2)
     assert 2 not in ours.encode("a</s>b")
     assert ours.decode([*ours.encode("a"), 2]) == "a"
+
+
+@pytest.mark.parametrize("is_special", [True, False])
+def test_ends_of_a_list_of_calls_are_text_of_answers_alone(is_special: bool) -> None:
+    backend = Backend.from_str(tiny_tokenizer().content)
+    name = "<|tool_call_start|>"
+    backend.add_tokens([AddedToken(name, special=is_special)])
+    ours = Tokenizer.from_json(backend.to_str())
+    id = ours.special_ids[name]
+    assert ours.token_bytes(id) == name.encode()
+    assert id not in ours.silent_ids
+    assert ours.decode([id, *ours.encode("[f()]")]) == f"{name}[f()]"
+    assert id not in ours.encode(name)
+    assert id not in ours.encode_exact(name)
+    assert ours.encode(name, allow_special=True) == [id]
 
 
 def test_text_is_neither_cut_nor_filled_up_as_the_file_was_used_last() -> None:

@@ -108,7 +108,7 @@ async def test_forced_calls_are_calls_of_their_functions(
     for seed in range(20):
         # By parameters the shortest call takes 136 tokens of this vocabulary.
         text = drawn(beginning.copy(), seed, 120 if form.parameter is None else 400)
-        assert text.startswith(form.begin)
+        assert text.startswith(form.opening + form.begin)
         found, words, is_complete = read(text, form)
         assert is_complete, text
         assert words == ""

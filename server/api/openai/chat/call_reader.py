@@ -7,6 +7,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 from model.chat.call_forms import TAGGED, CallForm
+from server.api.openai.chat.python_reader import PythonReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class CallReader:
         self._texts: Set[str] = frozenset()
         self._num_parameters = self._num_skipped = 0
         self._is_text = False
+        self._python = PythonReader()
         #: Whether all of the answer was calls, the last one complete.
         self.is_complete = False
 
@@ -68,7 +70,7 @@ class CallReader:
 
     def _begin(self, pieces: list[Piece]) -> bool:
         """Before the first call, or any text."""
-        begin = self._form.begin
+        begin = self._form.opening + self._form.begin
         if self._held.startswith(begin):
             self._read_after(begin, self._name)
             return True
@@ -90,8 +92,11 @@ class CallReader:
         pieces.append(CallBegins(self._num_calls, name))
         self._num_calls += 1
         self._texts, self._num_parameters = self._form.texts.get(name, frozenset()), 0
-        self._held = rest
-        self._read = self._arguments if self._form.parameter is None else self._parameter
+        self._held, self._python = rest, PythonReader()
+        if self._form.is_python:
+            self._read = self._keywords
+        else:
+            self._read = self._arguments if self._form.parameter is None else self._parameter
         return True
 
     def _arguments(self, pieces: list[Piece]) -> bool:
@@ -99,8 +104,16 @@ class CallReader:
         text, is_over = self._taken_until(self._form.end)
         self._add(pieces, text)
         if is_over:
-            self._read, self.is_complete = self._between, True
+            self._end_call()
         return is_over
+
+    def _keywords(self, pieces: list[Piece]) -> bool:
+        """Those of a call in Python's syntax, which a bracket outside of texts ends."""
+        self._add(pieces, self._python.push(self._held))
+        self._held = self._python.rest if self._python.is_over else ""
+        if self._python.is_over:
+            self._end_call()
+        return self._python.is_over
 
     def _parameter(self, pieces: list[Piece]) -> bool:
         """Before a parameter, or the end of the call."""
@@ -108,8 +121,8 @@ class CallReader:
         assert form is not None
         if self._held.startswith(end):
             self._add(pieces, "}" if self._num_parameters else "{}")
-            self._read_after(end, self._between)
-            self.is_complete = True
+            self._held = self._held.removeprefix(end)
+            self._end_call()
             return True
         head, found, rest = self._held.partition(form.middle)
         if not found or not head.startswith(form.begin):
@@ -136,10 +149,14 @@ class CallReader:
             self._read = self._parameter
         return is_over
 
+    def _end_call(self) -> None:
+        self._read, self.is_complete = self._between, not self._form.closing
+
     def _between(self, pieces: list[Piece]) -> bool:
+        """Behind a call: another one, or the end of all."""
+        begin, closing = self._form.between + self._form.begin, self._form.closing
         if self._held:
-            self.is_complete = False
-        begin = self._form.between + self._form.begin
+            self.is_complete = self._held == closing
         if self._held.startswith(begin):
             self._read_after(begin, self._name)
             return True

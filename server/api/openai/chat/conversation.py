@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from model.chat.call_forms import LISTED
+from model.chat.python_calls import written
 from server.api.openai.chat.boundaries import MIN_TOKENS, places, shared_texts
 from server.api.openai.chat.messages import (
     MAX_DEPTH,
@@ -80,7 +82,9 @@ async def prompt_of(
     plain = [_plain(message, "developer" in source) for message in messages]
     described = [tool_object(tool) for tool in tools or ()]
     marks = Marks(names, source, plain, described, given)
-    rendered = [_marked(message, marks) for message in plain]
+    rendered: list[Mapping[str, Any]] = [_marked(message, marks) for message in plain]
+    if template.calls == LISTED and "tool_calls" not in source:
+        rendered = [_with_calls(message) for message in rendered]
     variables = {
         **template.special_tokens,
         **{name: marks.all_of(value) for name, value in given.items()},
@@ -138,6 +142,13 @@ def _marked(message: Mapping[str, Any], marks: Marks) -> dict[str, Any]:
         name: marks.content(value) if name == "content" else marks.all_of(value)
         for name, value in message.items()
     }
+
+
+def _with_calls(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A marked message with its calls in its content, for templates that read no ``tool_calls``."""
+    if "tool_calls" not in message:
+        return message
+    return {**message, "content": message["content"] + written(message["tool_calls"])}
 
 
 def _left_open(text: str, content: str) -> str:

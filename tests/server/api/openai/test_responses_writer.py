@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from model.chat.call_forms import PARAMETERS
+from model.chat.call_forms import LISTED, PARAMETERS
 from server.api.openai.responses.note import Note
 from server.api.openai.responses.writer import SILENT, ResponseWriter, on_stream, sse
 from server.engine.types import (
@@ -173,3 +173,15 @@ def test_texts_of_parameters_are_those_of_the_tools() -> None:
     assert (call["name"], call["arguments"]) == ("f", '{"a": "1", "b": 2}')
     deltas = [event["delta"] for event in events if event["type"].endswith("arguments.delta")]
     assert "".join(deltas) == call["arguments"]
+
+
+def test_calls_in_a_python_list_become_items() -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    text = '<|tool_call_start|>[f(a="x)", b=[True, None]), f()]<|tool_call_end|>'
+    form = {"tools": [tool], "may_call": True, "call_form": LISTED.name}
+    events = written(events_of(text), **form)
+    first, second = events[-1]["response"]["output"]
+    assert (first["name"], first["arguments"]) == ("f", '{"a": "x)", "b": [true, null]}')
+    assert (second["name"], second["arguments"], second["status"]) == ("f", "{}", "completed")
+    deltas = [event["delta"] for event in events if event["type"].endswith("arguments.delta")]
+    assert "".join(deltas) == first["arguments"] + second["arguments"]

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from model.chat.call_forms import FENCED, FORMS, PARAMETERS, TAGGED, CallForm
+from model.chat.call_forms import FENCED, FORMS, LISTED, PARAMETERS, TAGGED, CallForm
+from model.chat.python_calls import literal
 from model.chat.template import PLAIN, ChatTemplate
 from model.chat.turns import Turns
 from server.api.openai.chat.call_reader import Arguments, CallBegins, CallReader, Piece, Text
@@ -84,7 +85,8 @@ def test_several_calls_are_for_the_model_or_the_client_to_choose(
 
 
 def test_form_of_a_call_is_that_of_the_template() -> None:
-    for shown, form in (("<tool_call>", TAGGED), ("```json", FENCED)):
+    listed = "List of tools: <|tool_list_start|>["
+    for shown, form in (("<tool_call>", TAGGED), ("```json", FENCED), (listed, LISTED)):
         use = used(template=ChatTemplate("{{ tools }} arguments " + shown))
         assert (use.calls, dict(use.variables)) == (form, {})
     bare = ChatTemplate("", turns=Turns(calls=FENCED))
@@ -153,6 +155,9 @@ def written(form: CallForm, name: str, arguments: str) -> str:
             f"{value.begin}{key}{value.middle}\n{json.dumps(item)}{value.end}"
             for key, item in json.loads(arguments).items()
         )
+    if form.is_python:
+        keywords = json.loads(arguments)
+        arguments = ", ".join(f"{key}={literal(item)}" for key, item in keywords.items())
     return form.begin + name + form.middle + arguments + form.end
 
 
@@ -164,7 +169,8 @@ LOOKED: list[Piece] = [CallBegins(0, "look"), Arguments(0, '{"a": "}\\n</tool_ca
 @given(st.lists(st.integers(0, 120), max_size=12), st.sampled_from([*FORMS.values()]))
 def test_calls_are_parsed_at_any_chunk_boundary(cuts: list[int], form: CallForm) -> None:
     arguments = json.dumps({"a": form.end})
-    text = written(form, "look", arguments) + "\n" + written(form, "go", "{}")
+    calls = written(form, "look", arguments), written(form, "go", "{}")
+    text = form.opening + form.between.join(calls) + form.closing
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     pieces = [text[a:b] for a, b in pairwise(places)]
     looked = [CallBegins(0, "look"), Arguments(0, arguments)]
