@@ -19,23 +19,38 @@ class Cut:
     """``pattern`` matches a word; without one it is GPT-2's.
 
     ``whole_words``: a word that is a token becomes it without merges. ``composed``: a text is
-    normalised to NFC.
+    normalised to NFC. ``falcon``: runs of punctuation are words, and so are runs of digits, three
+    at a time.
     """
 
     pattern: str = ""
     whole_words: bool = False
     composed: bool = False
+    falcon: bool = False
 
     def apply(self, backend: Backend) -> None:
         """Sets what comes before the merges."""
         if self.composed:
             backend.normalizer = normalizers.NFC()
+        if self.falcon:
+            backend.pre_tokenizer = pre_tokenizers.Sequence(_falcon())
+            return
         if not self.pattern:
             backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
             return
         words = pre_tokenizers.Split(Regex(self.pattern), behavior="isolated")
         bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         backend.pre_tokenizer = pre_tokenizers.Sequence([words, bytes_])
+
+
+def _falcon() -> list[pre_tokenizers.PreTokenizer]:
+    """The steps of Falcon's file: the digits are cut out after the bytes became characters."""
+    return [
+        pre_tokenizers.Punctuation("contiguous"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        pre_tokenizers.Digits(individual_digits=False),
+        pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), behavior="isolated"),
+    ]
 
 
 def _pattern(letters: str, digits: str) -> str:
@@ -51,5 +66,6 @@ CUTS = {
     **dict.fromkeys(("mpt", "olmo"), Cut(composed=True)),  # of GPT-NeoX-20B, under either name
     "qwen2": Cut(_pattern(r"\p{L}", r"\p{N}"), composed=True),
     "qwen35": Cut(_pattern(r"\p{L}\p{M}", r"\p{N}"), composed=True),
+    "falcon": Cut(falcon=True),
     "lfm2": Cut(_pattern(r"\p{L}", r"\p{N}{1,3}"), whole_words=True),
 }

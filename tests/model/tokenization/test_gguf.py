@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Regex, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import GPTNeoXTokenizer, Qwen2Tokenizer, Qwen3_5Tokenizer
 
@@ -148,6 +150,44 @@ def test_gpt_neox_cuts_texts_as_transformers(pre: str, text: str) -> None:
     assert codec.encode(text) == wanted(text)["input_ids"]
     found = Backend.from_str(codec.content())
     assert words(found, text) == words(wanted.backend_tokenizer, text)
+
+
+#: One after the other, each on what the last one left whole: `src/llama-vocab.cpp` of llama.cpp.
+LLAMA_CUTS_FALCON = (
+    r"[\p{P}\$\+<=>\^~\|`]+",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+    r"[0-9][0-9][0-9]",
+)
+
+
+def llama_starts(text: str) -> set[int]:
+    """Where words of Falcon begin by llama.cpp."""
+    steps = [pre_tokenizers.Split(Regex(cut), "isolated") for cut in LLAMA_CUTS_FALCON]
+    found = pre_tokenizers.Sequence(steps).pre_tokenize_str(text)
+    return {begin for _, (begin, _) in found}
+
+
+@pytest.mark.parametrize("text", [*AWKWARD, "f(x)=$12.50;  1234567 12345 + ~~a''b ..."])
+def test_falcon_cuts_texts_as_llama_cpp(text: str) -> None:
+    """And cuts digits from what is around them, as its file says: it has no token of both.
+
+    Characters are those that bytes are written as, of which some are digits: of 0xB3, for one.
+    """
+    codec = read(byte_level_metadata() | {P + "pre": "falcon"}, 300)
+    assert isinstance(codec, LibraryCodec)
+    found = words(Backend.from_str(codec.content()), text)
+    theirs = llama_starts(text)
+    assert theirs <= {begin for _, (begin, _) in found}
+    for (before, _), (word, (begin, _)) in pairwise(found):
+        assert begin in theirs or before[-1].isnumeric() != word[0].isnumeric()
+
+
+def test_falcon_cuts_punctuation_and_digits_by_threes() -> None:
+    codec = read(byte_level_metadata() | {P + "pre": "falcon"}, 300)
+    assert isinstance(codec, LibraryCodec)
+    found = words(Backend.from_str(codec.content()), "I'll pay $1234567.50")
+    pieces = ["I", "'", "ll", "\u0120pay", "\u0120", "$", "123", "456", "7", ".", "50"]
+    assert [word for word, _ in found] == pieces
 
 
 def test_lfm2_cuts_texts_as_llama_3() -> None:
