@@ -32,7 +32,7 @@ from model.architectures import config_from_dict
 from model.architectures.chat import chat_of, plain_chat
 from model.architectures.config import Config
 from model.chat.template import ChatTemplate, checked_template, read_chat_template
-from model.checkpoint_files import CONFIG, GGUF_SUFFIX, NO_LORA, Lora, is_readable
+from model.checkpoint_files import CONFIG, GGUF_SUFFIX, NO_LORA, Lora, config_file, is_readable
 from model.files import ConfigError, errors_in, open_file
 from model.hub.locate import locate
 from model.tokenization.ends import GENERATION_CONFIG
@@ -131,7 +131,7 @@ def load_checkpoint(
     """
     located = locate(source, revision)
     whole = located.is_file()
-    config, weights = (located, located) if whole else (located / CONFIG, located / WEIGHTS)
+    config, weights = (located, located) if whole else (config_file(located), located / WEIGHTS)
     try:
         with errors_in(config, ConfigError), errors_in(weights, CheckpointError):
             found = _load(located, tokenizer)
@@ -248,7 +248,7 @@ def _load_folder(folder: Path, tokenizer_file: Path) -> Checkpoint:
         )
     check_weights(config, weights)
     template = chat_of(config, tokenizer, read_chat_template(folder))
-    files = [folder / CONFIG, *weight_files(folder), tokenizer_file]
+    files = [config_file(folder), *weight_files(folder), tokenizer_file]
     return Checkpoint(config, weights, tokenizer, _digest(files), template)
 
 

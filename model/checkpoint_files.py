@@ -9,6 +9,8 @@ from model.files import open_file
 from model.weights import CheckpointError
 
 CONFIG = "config.json"
+#: The config of folders in Mistral's own layout.
+PARAMS = "params.json"
 #: End the names of files that are a model without a folder: native RWKV files, of torch or of
 #: safetensors, and GGUF.
 TORCH_SUFFIX, ST_SUFFIX, GGUF_SUFFIX = FILE_SUFFIXES = (".pth", ".st", ".gguf")
@@ -26,6 +28,12 @@ class Lora(NamedTuple):
 
 
 NO_LORA = Lora()
+
+
+def config_file(folder: Path) -> Path:
+    """The config of ``folder``, by the name that is there; `CONFIG` where both are, or none."""
+    is_mistral = (folder / PARAMS).is_file() and not (folder / CONFIG).exists()
+    return folder / (PARAMS if is_mistral else CONFIG)
 
 
 def is_readable(path: Path) -> bool:

@@ -15,8 +15,9 @@ from pathlib import Path
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from model.files import read_text
+from model.files import read_file, read_text
 from model.tokenization import library, world
+from model.tokenization import sentencepiece_file as spm
 from model.tokenization.base import (
     END_OF_TEXT,
     MAX_NODES,
@@ -24,7 +25,7 @@ from model.tokenization.base import (
     Codec,
     TokenizerError,
 )
-from model.tokenization.ends import read_ends
+from model.tokenization.ends import Ends, read_ends
 from model.tokenization.library import LibraryCodec
 from model.tokenization.world_json import world_tokens
 
@@ -39,7 +40,7 @@ __all__ = [
 SPECIAL_TOKENS = (END_OF_TEXT,)
 
 #: Names of a tokenizer's file in a checkpoint; the first that is there counts.
-FILES = (library.FILE, world.FILE)
+FILES = (library.FILE, world.FILE, spm.FILE)
 
 
 class Tokenizer:
@@ -76,7 +77,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
-        """Reads ``tokenizer.json`` or an RWKV vocabulary (``.txt``), and the configs next to it.
+        """Reads a file of one of `FILES`' kinds, and the configs next to it.
+
+        An RWKV vocabulary has the suffix ``.txt``, and SentencePiece's a name that begins with
+        ``tokenizer.model``.
 
         Raises `TokenizerError` where tokens have no exact bytes, and `ConfigError` where the
         configs name an end of text that the vocabulary does not have.
@@ -85,6 +89,9 @@ class Tokenizer:
         try:
             if path.suffix == ".txt":
                 return cls(world.read_world(path, ends))
+            if path.name.startswith(spm.BEGINNING):
+                text, end = spm.read_sentencepiece(read_file(path, library.MAX_FILE_BYTES))
+                return cls(LibraryCodec(text, ends if ends.ids else Ends(((end, path.name),))))
             text = read_text(path, library.MAX_FILE_BYTES)
             if (tokens := world_tokens(text)) is not None:
                 return cls(world.WorldCodec(tokens.items(), ends))

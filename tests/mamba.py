@@ -60,10 +60,15 @@ IN_BLOCK = {
 
 @cache
 def drawn(name: str, seed: int = 0) -> Weights:
-    """Weights of every kind for `SHAPES`, none zero, with the decays of a trained model."""
+    """Weights for `SHAPES`."""
+    return drawn_for(SHAPES[name], seed)
+
+
+def drawn_for(config: Config, seed: int = 0) -> Weights:
+    """Weights of every kind for ``config``, none zero, with the decays of a trained model."""
     generator = torch.Generator().manual_seed(seed)
     weights: Weights = {}
-    for key, shape in SHAPES[name].weight_shapes().items():
+    for key, shape in config.weight_shapes().items():
         noise = torch.randn(shape, generator=generator)
         if key.endswith("A_log"):
             tensor = (1 + 15 * torch.rand(shape, generator=generator)).log()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from model.architectures.config import Config
-from model.checkpoint_files import CONFIG
+from model.checkpoint_files import PARAMS, config_file
 from model.files import ConfigError, read_json
 from model.foreign.config import ForeignConfig
 from model.foreign.weights import Weights
@@ -29,6 +29,10 @@ GROWS = "some of its layers are attention, whose state grows with the text"
 
 #: The name here of folders of state-spaces' own, whose ``config.json`` has no ``model_type``.
 STATE_SPACES = "mamba_ssm"
+#: The same of Mistral's own folders with a Mamba-2, whose ``params.json`` says "mamba".
+MISTRAL = "mistral_mamba"
+#: The start of a text in all of Mistral's vocabularies; their configs do not say it.
+MISTRAL_BOS = 1
 
 #: ``model_type`` of config.json -> (module, function). Imported when asked for.
 READERS: dict[str, tuple[str, str]] = {
@@ -51,12 +55,13 @@ READERS: dict[str, tuple[str, str]] = {
     "falcon_mamba": ("model.foreign.mamba", "read_mamba"),
     "mamba2": ("model.foreign.mamba", "read_mamba2"),
     STATE_SPACES: ("model.foreign.mamba", "read_state_spaces"),
+    MISTRAL: ("model.foreign.mamba", "read_mistral"),
 }
 
 #: The functions that look at no tensor's numbers but those of a head that is also the embedding.
 _BY_SHAPES = (
     *("read_rwkv7", "read_arwkv7", "read_qwen35", "read_lfm2"),
-    *("read_mamba", "read_mamba2", "read_state_spaces"),
+    *("read_mamba", "read_mamba2", "read_state_spaces", "read_mistral"),
 )
 
 #: ``general.architecture`` of GGUF -> (module, function).
@@ -111,11 +116,16 @@ def refuse_unsupported(model_type: object, file: str = "") -> None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """``config.json`` of a folder; one of state-spaces gets the ``model_type`` `STATE_SPACES`.
+    """A folder's config; `STATE_SPACES` and `MISTRAL` are the ``model_type`` of own layouts.
 
     Raises `ConfigError` for one of a family that is known and cannot be served, and `OSError`.
     """
-    values = read_json(folder / CONFIG)
+    file = config_file(folder)
+    values = read_json(file)
+    if file.name == PARAMS:
+        if values.get("model_type") != "mamba":
+            raise ConfigError(f"{PARAMS}: of Mistral's own layout only model_type 'mamba' is read")
+        return {"bos_token_id": MISTRAL_BOS, **values, "model_type": MISTRAL}
     refuse_config(values)
     if "model_type" not in values and {"d_model", "n_layer"} <= values.keys():
         return {"model_type": STATE_SPACES, **values}

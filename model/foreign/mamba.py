@@ -1,7 +1,8 @@
-"""Mamba in folders of transformers (mamba, falcon_mamba, mamba2) and of state-spaces.
+"""Mamba in folders of transformers (mamba, falcon_mamba, mamba2), of state-spaces and of Mistral.
 
-The latter have no ``model_type``, sizes by other names, and often no tokenizer: theirs is that of
-GPT-NeoX-20B. Their vocabulary is padded to a multiple. Tensors are read when they are asked for.
+Those of state-spaces have no ``model_type``, sizes by other names, and often no tokenizer: that is
+GPT-NeoX-20B's. Their vocabulary is padded to a multiple. Mistral's of Codestral are the same
+network with a config that says less. Tensors are read when they are asked for.
 
 What no published model has, and is refused: biases of the projections, convolutions without a bias,
 norms other than RMSNorm, a bounded Delta, an MLP, and layers of attention.
@@ -132,6 +133,30 @@ def read_state_spaces(
     return config, _renamed(config, weights)
 
 
+def read_mistral(source: ForeignConfig, weights: Weights) -> tuple[Mamba2Config, Renamed]:
+    """Codestral Mamba by its ``params.json``: mistral_inference's ``MambaArgs``.
+
+    That passes the groups to state-spaces' package, which has its own default for the rest.
+    """
+    source.ignore("residual_in_fp32", "fused_add_norm")
+    source.choice("rms_norm", True)
+    multiple = source.integer("pad_vocab_size_multiple", 1)
+    vocab_size = -(-source.integer("vocab_size") // multiple) * multiple
+    width = source.integer("dim")
+    both: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": width,
+        "num_hidden_layers": source.integer("n_layers"),
+        "norm_eps": NORM_EPS,
+        "tied": source.boolean("tie_embeddings", False),
+        "bos_token_id": source.special_id("bos_token_id", vocab_size),
+        "eos_token_id": source.special_id("eos_token_id", vocab_size),
+    }
+    groups = ForeignConfig({"model_type": "params.json", "ngroups": source.integer("n_groups", 1)})
+    config = _mamba2(groups, 2 * width, both)
+    return config, _renamed(config, weights)
+
+
 def _mamba(mixer: ForeignConfig, inner: int, both: dict[str, Any]) -> MambaConfig:
     return MambaConfig(
         **both,
@@ -149,7 +174,7 @@ def _mamba2(mixer: ForeignConfig, inner: int, both: dict[str, Any]) -> Mamba2Con
     _refuse_limit(mixer, "dt_limit")
     head_dim = mixer.integer("headdim", 64)
     if inner % head_dim:
-        raise ConfigError(f"ssm_cfg: headdim must divide {inner}, not {head_dim}")
+        raise ConfigError(f"{mixer.family}: headdim must divide {inner}, not {head_dim}")
     return Mamba2Config(
         **both,
         num_attention_heads=inner // head_dim,

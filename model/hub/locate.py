@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from model.bundled_models import bundled_models
-from model.checkpoint_files import CONFIG, FILE_SUFFIXES, is_readable
+from model.checkpoint_files import CONFIG, FILE_SUFFIXES, PARAMS, is_readable
 from model.hub.names import parse_name
 from model.weights import FORMS, WEIGHTS, CheckpointError
 
@@ -52,7 +52,7 @@ def _why_no_folder(path: Path) -> str:
 def _complete(folder: Path) -> Path:
     """The folder, which has a config and weights; its tokenizer may be elsewhere."""
     for name in (CONFIG, WEIGHTS):
-        instead = sum(FORMS, ()) if name == WEIGHTS else ()
+        instead = sum(FORMS, ()) if name == WEIGHTS else (PARAMS,)
         if not any(is_readable(folder / file) for file in (name, *instead)):
             raise CheckpointError(f"{folder} has no {name}")
     return folder

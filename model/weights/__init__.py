@@ -21,7 +21,11 @@ from model.tensor_spec import Shape
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 #: A folder's weights are one file, or several that an index names: the first form that is there.
-FORMS = ((WEIGHTS, INDEX), ("pytorch_model.bin", "pytorch_model.bin.index.json"))
+FORMS = (
+    (WEIGHTS, INDEX),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+    ("consolidated.safetensors", "consolidated.safetensors.index.json"),
+)
 #: Ends the name of an int8 matrix's scales, [rows] float32.
 SCALE = ".scale"
 

@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
 
 from model.architectures.mamba.config import MambaConfig
 from model.architectures.mamba2.config import Mamba2Config
 from model.checkpoint import Checkpoint, CheckpointError, load_checkpoint
 from model.config import ConfigError
-from tests.mamba import SHAPES, Published, drawn, published, theirs
+from tests.mamba import SHAPES, Published, drawn, drawn_for, published, theirs, theirs_of
+from tests.model.tokenization.files import sentencepiece_file
 from tests.rwkv7 import write_fla
 from tests.tiny import tiny_tokenizer
 
@@ -113,6 +116,87 @@ def test_keys_of_codestral_have_a_prefix(tmp_path: Path) -> None:
     prefixed = {f"model.{key}": t for key, t in own_names(published(drawn("grouped"))).items()}
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     same(load_checkpoint(write_fla(folder, prefixed, config)), "grouped")
+
+
+#: What Codestral's `params.json` says, and what state-spaces' package adds to it.
+CODESTRAL = Mamba2Config(
+    *(409, 64, 2),
+    num_attention_heads=2,
+    head_dim=64,
+    state_size=128,
+    num_groups=2,
+    tied=False,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+
+
+def write_mistral(folder: Path, **change: Any) -> tuple[Path, PreTrainedModel]:
+    """A folder as `mistral_inference` reads it, and the same model in `transformers`."""
+    model = theirs_of(CODESTRAL, drawn_for(CODESTRAL))
+    names = own_names(published(drawn_for(CODESTRAL)))
+    folder.mkdir()
+    save_file(
+        {f"model.{key}": tensor.contiguous() for key, tensor in names.items()},
+        folder / "consolidated.safetensors",
+    )
+    params = {
+        "dim": 64,
+        "n_layers": 2,
+        "vocab_size": 409,
+        "n_groups": 2,
+        "rms_norm": True,
+        "residual_in_fp32": True,
+        "fused_add_norm": True,
+        "pad_vocab_size_multiple": 1,
+        "tie_embeddings": False,
+        "model_type": "mamba",
+    } | change
+    (folder / "params.json").write_text(json.dumps(params), encoding="utf-8")
+    (folder / "tokenizer.model.v3").write_bytes(sentencepiece_file())
+    return folder, model
+
+
+def test_folder_of_mistral_is_the_same_model(tmp_path: Path) -> None:
+    folder, model = write_mistral(tmp_path / "codestral")
+    loaded = load_checkpoint(folder)
+    assert loaded.config == CODESTRAL
+    assert (loaded.tokenizer.vocab_size, loaded.tokenizer.eos_token_ids) == (409, (2,))
+    assert loaded.chat_template.special_tokens == {"bos_token": "<s>"}
+    tokens = torch.arange(2, 60)[None]
+    torch.testing.assert_close(
+        loaded.model.parallel(tokens), model(tokens).logits, rtol=TOLERANCE, atol=TOLERANCE
+    )
+    before = loaded.digest
+    params = json.loads((folder / "params.json").read_text(encoding="utf-8"))
+    (folder / "params.json").write_text(json.dumps(params, indent=1), encoding="utf-8")
+    assert load_checkpoint(folder).digest != before
+
+
+def test_config_of_transformers_comes_before_that_of_mistral(tmp_path: Path) -> None:
+    folder = write_theirs(tmp_path / "both", "head")
+    (folder / "params.json").write_text("{}", encoding="utf-8")
+    same(load_checkpoint(folder), "head")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "transformer"}, "params.json: of Mistral's own layout only model_type"),
+        ({"model_type": None}, "params.json: of Mistral's own layout only model_type 'mamba'"),
+        ({"rms_norm": False}, "rms_norm False is not supported"),
+        ({"dim": 0}, "dim must be a positive integer"),
+        ({"dim": 63}, "params.json: headdim must divide 126, not 64"),
+        ({"n_groups": 1}, "is .*, wanted"),
+        ({"surprise": 1}, "unknown field 'surprise'"),
+    ],
+)
+def test_params_that_are_not_computed_are_named(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    folder, _ = write_mistral(tmp_path / "codestral", **change)
+    with pytest.raises((ConfigError, CheckpointError), match=message):
+        load_checkpoint(folder)
 
 
 @pytest.mark.parametrize("limit", [[0.0, math.inf], [0, "Infinity"], None, ...])

@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
+from transformers.utils import sentencepiece_model_pb2_new as schema
 
 from model.tokenization.ends import Ends
 from model.tokenization.library import LibraryCodec
@@ -102,6 +103,21 @@ def llama(style: str = "legacy", num_learnt: int = 150, **model: Any) -> str:
     values = json.loads(backend.to_str())
     values["model"].update(model)
     return json.dumps(values)
+
+
+def sentencepiece_file() -> bytes:
+    """`llama` as SentencePiece's own file: the later a token was learnt, the lower its score."""
+    vocabulary = json.loads(llama())["model"]["vocab"]
+    kinds = {"<unk>": 2, "<s>": 3, "</s>": 3}
+    found = schema.ModelProto()
+    for name, id in sorted(vocabulary.items(), key=lambda pair: pair[1]):
+        kind = 6 if name.startswith("<0x") else kinds.get(name, 1)
+        found.pieces.add(piece=name, score=-float(id), type=kind)
+    found.trainer_spec.model_type = 2  # BPE
+    found.trainer_spec.byte_fallback = True
+    found.normalizer_spec.remove_extra_whitespaces = False
+    data: bytes = found.SerializeToString()
+    return data
 
 
 def llama_tokenizer(style: str = "legacy") -> Tokenizer:
