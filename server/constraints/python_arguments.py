@@ -22,7 +22,7 @@ Schema = Mapping[str, Any]
 
 _DEFINITIONS = frozenset(("$defs", "definitions"))
 #: What `json_schema.normal` makes of a schema that no value is of.
-_NOTHING = {"enum": []}
+_NOTHING: Schema = {"enum": []}
 #: Keywords of lists and of dictionaries that have rules here, and of all other types together.
 _OF_ARRAY = frozenset(("items", "prefixItems", "minItems", "maxItems"))
 _OF_OBJECT = frozenset(("properties", "required", "additionalProperties"))

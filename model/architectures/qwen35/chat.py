@@ -2,8 +2,8 @@
 
 The model thinks where the prompt ends in ``<think>``, and does not where it ends with an empty
 thought. Published sizes differ in which of the two is the default, and say so in their templates;
-here it is not to think. Thoughts of earlier turns are dropped. Tools are shown and called as JSON,
-as Qwen3 was taught, and results are a turn of the user's.
+here it is not to think. Thoughts of earlier turns are dropped. Tools are shown as JSON and called
+by `call_forms.PARAMETERS`, and results are a turn of the user's.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ TEMPLATE = """\
 {%- for tool in tools %}
 {{- '\\n' + tool | tojson }}
 {%- endfor %}
-{{- '\\n</tools>\\n\\nFor each function call, return a json object with function name and ' }}
-{{- 'arguments within <tool_call></tool_call> XML tags:\\n<tool_call>\\n{"name": ' }}
-{{- '<function-name>, "arguments": <args-json-object>}\\n</tool_call>' }}
+{{- '\\n</tools>\\n\\nTo call a function, answer in this form and with nothing behind it:' }}
+{{- '\\n\\n<tool_call>\\n<function=NAME>\\n<parameter=PARAMETER>\\nVALUE\\n</parameter>' }}
+{{- '\\n</function>\\n</tool_call>' }}
 {%- endif %}
 {{- '<|im_end|>\\n' }}
 {%- endif %}
@@ -45,8 +45,13 @@ TEMPLATE = """\
 {{- '<|im_start|>' + message.role + '\\n' + text }}
 {%- for call in message.tool_calls or [] %}
 {{- '\\n' if text or not loop.first }}
-{{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
-{{- call.function.arguments | tojson + '}\\n</tool_call>' }}
+{{- '<tool_call>\\n<function=' + call.function.name + '>\\n' }}
+{%- set given = call.function.arguments %}
+{%- for name, value in (given | items if given is mapping else []) %}
+{{- '<parameter=' + name + '>\\n' }}
+{{- (value if value is string else value | tojson) + '\\n</parameter>\\n' }}
+{%- endfor %}
+{{- '</function>\\n</tool_call>' }}
 {%- endfor %}
 {{- '<|im_end|>\\n' }}
 {%- endif %}

@@ -56,15 +56,21 @@ def test_qwen35_reads_no_thoughts_of_earlier_turns() -> None:
 
 
 def test_qwen35_shows_tools_calls_and_results() -> None:
-    called = {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]}
+    other = {"function": {"name": "g", "arguments": {"b": "x\n", "c": [None, True]}}}
+    called = {"role": "assistant", "content": "", "tool_calls": [CALL, other]}
     results = [{"role": "tool", "content": number} for number in "12"]
     text = written(QWEN35, HI, called, *results, tools=[{"type": "function"}])
     assert '<tools>\n{"type": "function"}\n</tools>' in text
-    call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-    assert f"{ASKED}{ANSWER}{call}\n{call}<|im_end|>\n" in text
+    first = "<parameter=a>\n1\n</parameter>\n"
+    rest = "<parameter=b>\nx\n\n</parameter>\n<parameter=c>\n[null, true]\n</parameter>\n"
+    calls = [
+        f"<tool_call>\n<function={name}>\n{values}</function>\n</tool_call>"
+        for name, values in (("f", first), ("g", rest))
+    ]
+    assert "{}{}{}\n{}<|im_end|>\n".format(ASKED, ANSWER, *calls) in text
     shown = "".join(f"\n<tool_response>\n{number}\n</tool_response>" for number in "12")
     assert text.endswith(f"<|im_start|>user{shown}<|im_end|>\n{ANSWER}{NO_THOUGHT}")
-    assert ChatTemplate(QWEN35).calls == TAGGED
+    assert ChatTemplate(QWEN35).calls == PARAMETERS
 
 
 def test_calls_by_parameters_are_told_from_other_forms() -> None:

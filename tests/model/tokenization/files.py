@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
-from transformers.utils import sentencepiece_model_pb2_new as schema
 
 from model.tokenization.ends import Ends
 from model.tokenization.library import LibraryCodec
@@ -73,6 +73,9 @@ def load_folder(folder: Path) -> Tokenizer:
     """The tokenizer of a checkpoint's folder, which need not hold more."""
     return Tokenizer.load(next(folder / name for name in FILES if (folder / name).is_file()))
 
+
+#: SentencePiece's messages of protobuf, which are made when they are imported.
+schema: Any = import_module("transformers.utils.sentencepiece_model_pb2_new")
 
 LLAMA_ENDS = Ends(ids=((2, "config.json"),))
 

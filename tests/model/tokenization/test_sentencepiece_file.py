@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers.utils import sentencepiece_model_pb2_new as schema
 
 from model.tokenization.base import TokenizerError
 from model.tokenization.sentencepiece_file import read_sentencepiece
 from model.tokenizer import Tokenizer
-from tests.model.tokenization.files import llama, llama_tokenizer, sentencepiece_file
+from tests.model.tokenization.files import llama, llama_tokenizer, schema, sentencepiece_file
 
 BPE, UNIGRAM = 2, 1
 

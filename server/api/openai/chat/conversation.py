@@ -83,7 +83,7 @@ async def prompt_of(
     described = [tool_object(tool) for tool in tools or ()]
     marks = Marks(names, source, plain, described, given)
     rendered: list[Mapping[str, Any]] = [_marked(message, marks) for message in plain]
-    if template.calls == LISTED and "tool_calls" not in source:
+    if "tool_calls" not in source and template.calls == LISTED:
         rendered = [_with_calls(message) for message in rendered]
     variables = {
         **template.special_tokens,
