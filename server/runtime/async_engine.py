@@ -112,11 +112,13 @@ class AsyncEngine:
         *,
         request_ids: tuple[str, ...] = (),
         arrived: Callable[[Any], None] | None = None,
+        session: str | None = None,
         work: bool = False,
         urgent: bool = False,
     ) -> R:
         """Runs ``call`` in the engine's thread; what it has changed is safe when it returns.
 
+        So is what it has seen of its ``session``.
         ``work`` is refused while the server drains; what is ``urgent`` is taken also where
         too many commands wait. For the others see `Command`.
         """
@@ -126,6 +128,8 @@ class AsyncEngine:
             raise self._end()
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         command = Command(call, future, request_ids, arrived)
+        if session is not None:
+            command.logged = frozenset((session,))
         if not self._command_queue.post(command, urgent=urgent):
             raise QueueFull("too many commands wait for the engine")
         self._calls.add(future)

@@ -31,10 +31,10 @@ Call = Callable[[Engine, float], R]
 class Command:
     """A call on the engine, and the future in the event loop that wants its result, if any.
 
-    ``logged`` are the sessions of whose records it counts only if these do. ``arrived`` is
-    called with the result in the event loop, before any event that came after it,
-    unless nothing waits for it any more or the session is absent.
-    With a ``generation`` it begins a new one: nothing before it is in the same step.
+    ``logged`` are the sessions that it has changed or seen: it counts only if all records of
+    theirs do that were made by then. ``arrived`` is called with the result in the event loop,
+    before any event that came after it, unless nothing waits for it any more or the session is
+    absent. With a ``generation`` it begins a new one: nothing before it is in the same step.
     """
 
     call: Call[Any]

@@ -92,7 +92,7 @@ class EngineThread:
                 logger.exception("a command failed")
                 command.error = InternalFailure("the engine could not do this")
             if made := engine.take_records():
-                command.logged = frozenset(id for id, _ in made)
+                command.logged |= {id for id, _ in made}
                 records += made
         events = engine.step(now)
         records += engine.take_records()

@@ -115,12 +115,12 @@ class StoreThread:
         return session in self._refused and step.generation < self._refused[session][0]
 
     def _note_lost(self, step: EngineStep) -> None:
-        if step.records and step.generation < self.generation:
+        ids = {id for id, _ in step.records}.union(*(one.logged for one in step.commands))
+        if ids and step.generation < self.generation:
             assert self._last_error is not None
-            step.lost = dict.fromkeys((id for id, _ in step.records), self._last_error)
+            step.lost = dict.fromkeys(ids, self._last_error)
         elif self._refused:
-            lost = {id for id, _ in step.records if self._is_refused(id, step)}
-            step.lost = {id: self._refused[id][1] for id in lost}
+            step.lost = {id: self._refused[id][1] for id in ids if self._is_refused(id, step)}
 
     def _refuse(self, errors: Mapping[str, StoreError]) -> None:
         """The engine forgets these sessions, and continues with all others."""

@@ -106,6 +106,7 @@ class SessionLoader:
                     on_session(session, owner, call, loaded),
                     request_ids=request_ids,
                     arrived=arrived,
+                    session=session,
                     work=work or loaded is not None,
                 )
             except RequestError:

@@ -219,6 +219,24 @@ def test_failed_commit_drops_its_steps_and_makes_the_engine_forget(desk: Desk) -
     assert not desk.died.is_set()
 
 
+def test_answer_about_a_session_whose_records_are_lost_is_an_error(desk: Desk) -> None:
+    desk.add(OPENED)
+    desk.done()
+    desk.store.error = StoreFailed("a write failed")
+    desk.store.hold()
+    seen = Command(lambda engine, now: None, result=1, logged=frozenset("s"))
+    other = Command(lambda engine, now: None, result=1)
+    desk.add(token(1))
+    assert desk.store.held.wait(60)
+    step = EngineStep(0, commands=[seen, other])
+    desk.delivery.reserve(1)
+    assert desk.queue.add(step)
+    desk.store.unblock()
+    desk.done()
+    step.lose()
+    assert (seen.error, other.error) == (desk.store.error, None)
+
+
 def test_what_the_engine_made_before_it_forgot_is_lost_even_if_the_store_works_again(
     desk: Desk,
 ) -> None:
