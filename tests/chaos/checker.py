@@ -119,12 +119,8 @@ def two_owners(attachments: Iterable[Attachment]) -> Iterator[Problem]:
 
 
 def _is_before(former: Attachment, later: Attachment) -> bool:
-    """Whether it was surely attached first: the log was shorter, or it was answered by then.
-
-    An answer names tokens that are not in the log yet, and that its replica may lose with the
-    store. So the log may be shorter for who asked after the other one was answered.
-    """
-    if former is later or later.answered_s < former.asked_s:
+    """Whether it was surely attached first: the log was shorter, or it was answered by then."""
+    if former is later:
         return False
     if former.log_end != later.log_end:
         return former.log_end < later.log_end

@@ -176,13 +176,6 @@ def test_lost_store_may_have_a_session_unknown_to_clients() -> None:
     assert run.kinds() == set()
 
 
-def test_answer_may_name_tokens_that_its_replica_loses_with_the_store() -> None:
-    run = new_run()
-    run.see(run.attach("A", 0, 7), 1, 2, 3)
-    run.see(run.attach("B", 3, 5), *range(4, 14))
-    assert run.kinds() == set()
-
-
 def test_two_that_make_the_same_events_are_two_owners() -> None:
     """Both tell the same, as they would from one seed; still only one of them may."""
     run = new_run()
