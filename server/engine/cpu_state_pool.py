@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model.state import StateLayout
+from model.tensor_spec import POSITION_BLOCK
 from server.engine.state_pool import StatePool
 from server.engine.value import StateBlock
 
@@ -36,7 +37,8 @@ class CpuStatePool(StatePool):
         self._memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         blocks = np.frombuffer(self._memory, np.uint8)
         self.blocks: Block = blocks.reshape(num_slots, layout.num_bytes)
-        self._checkpoints: dict[int, StateBlock] = {}  # by slot
+        self._buffers: list[Block] = []  # of checkpoints, used again each time
+        self._checkpoints: dict[int, _Checkpoint] = {}  # by slot
 
     def zero(self, slot: int) -> None:
         self._clear(slot, 0)
@@ -57,11 +59,19 @@ class CpuStatePool(StatePool):
     def is_finite(self, state: StateBlock) -> bool:
         return self.layout.is_finite(state.data)
 
-    def checkpoint(self, states: Sequence[tuple[int, int]]) -> None:
-        self._checkpoints = {slot: self.read(slot, position) for slot, position in states}
+    def checkpoint(self, states: Sequence[tuple[int, int, int]]) -> None:
+        kept = [_Checkpoint.of(self.layout, *state[1:]) for state in states]
+        for number, checkpoint in enumerate(kept):
+            if number == len(self._buffers):
+                self._buffers.append(np.empty(0, np.uint8))
+            if len(self._buffers[number]) < checkpoint.num_bytes:
+                self._buffers[number] = np.empty(checkpoint.num_bytes, np.uint8)
+        for (slot, *_), checkpoint, buffer in zip(states, kept, self._buffers, strict=False):
+            checkpoint.take(self.blocks[slot], buffer)
+        self._checkpoints = {state[0]: each for state, each in zip(states, kept, strict=True)}
 
     def restore(self, slot: int) -> None:
-        self.write(slot, self._checkpoints[slot])
+        self._checkpoints[slot].put(self.blocks[slot])
 
     def _clear(self, slot: int, begin: int) -> None:
         """Zeros from byte ``begin`` on."""
@@ -77,3 +87,42 @@ class CpuStatePool(StatePool):
         self.blocks[slot, begin : first - offset] = 0
         self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)
         self.blocks[slot, last - offset :] = 0
+
+
+class _Checkpoint:
+    """The parts of a block that feeding some tokens changes: ``copied`` and then zeros again."""
+
+    def __init__(self, copied: tuple[slice, ...], zeros: slice) -> None:
+        self._copied, self._zeros = copied, zeros
+        self.num_bytes = sum(part.stop - part.start for part in copied)
+
+    @classmethod
+    def of(cls, layout: StateLayout, position: int, num_tokens: int) -> _Checkpoint:
+        """Of a state that has seen ``position`` tokens, before at most ``num_tokens`` more.
+
+        Until its last group is reached, a past has zeros behind what it uses; then it may slide.
+        """
+        fixed, used = layout.fixed_bytes, layout.used_bytes(position)
+        after = layout.used_bytes(position + num_tokens)
+        if position + num_tokens > (layout.num_groups - 1) * POSITION_BLOCK:
+            return cls((slice(0, used),), slice(used, after))
+        begin = layout.used_bytes(position // POSITION_BLOCK * POSITION_BLOCK)
+        return cls((slice(0, fixed), slice(begin, used)), slice(used, after))
+
+    def take(self, block: Block, buffer: Block) -> None:
+        """Copies from ``block`` to ``buffer``, which has room for ``num_bytes``."""
+        begin = 0
+        for part in self._copied:
+            end = begin + part.stop - part.start
+            buffer[begin:end] = block[part]
+            begin = end
+        self._buffer = buffer
+
+    def put(self, block: Block) -> None:
+        """Makes ``block`` again what it was at `take`."""
+        begin = 0
+        for part in self._copied:
+            end = begin + part.stop - part.start
+            block[part] = self._buffer[begin:end]
+            begin = end
+        block[self._zeros] = 0

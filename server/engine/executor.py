@@ -78,8 +78,9 @@ class Executor:
 
     def _run_batch(self, batch: list[Live], feeds: list[Feed], now: float) -> list[Result]:
         try:
-            if drafted := [(feed.slot, feed.position) for feed in feeds if feed.num_draws > 1]:
-                self._pool.checkpoint(drafted)
+            drafted = [feed for feed in feeds if feed.num_draws > 1]
+            if drafted:
+                self._pool.checkpoint([(f.slot, f.position, len(f.tokens)) for f in drafted])
             outputs = self._runner.run(feeds)
         except MemoryError:
             self._shrink(now)

@@ -69,10 +69,12 @@ class StatePool(ABC):
         """Whether ``state`` has finite numbers only: others never become finite again."""
 
     @abstractmethod
-    def checkpoint(self, states: Sequence[tuple[int, int]]) -> None:
-        """Remembers states, (slot, position) each, for `restore`, instead of those of last time.
+    def checkpoint(self, states: Sequence[tuple[int, int, int]]) -> None:
+        """Remembers states for `restore`, instead of those of last time.
 
-        Raises `MemoryError` where there is no room for them; then nothing has changed.
+        For each (slot, position, num_tokens): no more than so many tokens are fed before the slot
+        is restored, and the parts of a bounded past that these do not touch need no copy.
+        Raises `MemoryError` where there is no room; then nothing has changed.
         """
 
     @abstractmethod

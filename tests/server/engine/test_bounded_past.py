@@ -262,7 +262,7 @@ def test_pool_returns_the_memory_of_a_past() -> None:
     pool.copy(0, 1, 17)
     assert (pool.blocks[1, : layout.used_bytes(17)] == 1).all()
     assert not pool.blocks[1, layout.used_bytes(17) :].any()
-    pool.checkpoint([(2, 33)])
+    pool.checkpoint([(2, 33, 10**6)])
     pool.blocks[2].fill(8)
     pool.restore(2)
     assert (pool.blocks[2, : layout.used_bytes(33)] == 3).all()

@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from model.config import ModelConfig
 from model.state import StateLayout
 from server.engine.cpu_state_pool import CpuStatePool
-from tests.tiny import tiny_checkpoint
+from tests.server.engine.conftest import needs_native
+from tests.tiny import tiny_checkpoint, tiny_runtime
 
 LAYOUT = StateLayout.of(tiny_checkpoint().config)
 
@@ -103,12 +104,30 @@ def test_restored_slot_is_what_it_was_at_the_checkpoint() -> None:
     for marks in ((1, 2), (3, 4, 5), (6,)):
         for slot, mark in enumerate(marks):
             pool.blocks[slot] = mark
-        pool.checkpoint([(slot, 0) for slot in range(len(marks))])
+        pool.checkpoint([(slot, 0, 1) for slot in range(len(marks))])
         pool.blocks[:] = 9
         pool.restore(0)
         assert [int(block[0]) for block in pool.blocks] == [marks[0], 9, 9]
     with pytest.raises(KeyError):
         pool.restore(1)
+
+
+@needs_native
+@pytest.mark.parametrize("attention", ["gated", "qwen35", "qwen35-short", "qwen35-slide"])
+def test_restored_state_of_a_text_is_that_before(attention: str) -> None:
+    """Wherever the text is: within a group of a past, at its end, and where old places go."""
+    runtime, tokens = tiny_runtime(attention), [5, 6, 7, 8, 9]
+    layout = runtime.layout
+    longest = 64 - len(tokens) if attention == "qwen35-short" else 200
+    pool = CpuStatePool(layout, 1)
+    for position in range(0, longest, 3):
+        pool.checkpoint([(0, position, len(tokens))])
+        before = pool.blocks[0].tobytes()
+        runtime.run(pool.blocks, [0], [position], [tokens], [None])
+        assert pool.blocks[0].tobytes() != before
+        pool.restore(0)
+        assert pool.blocks[0].tobytes() == before
+        runtime.run(pool.blocks, [0], [position], [[3, 4, position % 50]], [None])
 
 
 def test_copy_and_what_was_read_are_independent_of_the_slot() -> None:
