@@ -11,19 +11,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from server.engine.session import Session
-from server.engine.types import Request
+from server.engine.live import Live
+from server.engine.runner import Mask
 
 
 class Drafter(Protocol):
-    """Proposes the next tokens of a session. The engine's thread owns it.
+    """Proposes the next tokens of a request. The engine's thread owns it.
 
     ``max_drafts``: no more are proposed for one row, of drafts and tokens that
-    earlier drafts have left unfed together.
+    earlier drafts have left unfed together. While more than ``max_streams`` requests run
+    it is not asked.
     """
 
     @property
     def max_drafts(self) -> int: ...
 
-    def propose(self, request: Request, session: Session, limit: int) -> Sequence[int]:
-        """At most ``limit`` tokens that may follow the session's text, best guess; or none."""
+    @property
+    def max_streams(self) -> int: ...
+
+    def propose(self, live: Live, limit: int, num_running: int) -> tuple[Sequence[int], int]:
+        """Tokens that may follow the session's text, best guess, and how many are to be fed.
+
+        At most ``limit``. Under a grammar these are as many as `next_draft` may find.
+        ``num_running`` requests share the step.
+        """
+
+    def next_draft(self, live: Live, taken: Sequence[int], mask: Mask) -> int | None:
+        """The draft after those ``taken`` of a text under a grammar, which allows ``mask`` there.
+
+        None where there is none that the grammar allows.
+        """

@@ -17,6 +17,7 @@ from model.tokenizer import Tokenizer
 from server.engine.checks import check_length, check_request
 from server.engine.config import EngineConfig
 from server.engine.constraint import no_matchers
+from server.engine.drafter import Drafter
 from server.engine.executor import Executor
 from server.engine.grammar_turns import GrammarTurns
 from server.engine.keeper import Keeper
@@ -59,6 +60,7 @@ class Engine:
         self.tokenizer = tokenizer
         self._model_config, self._config = model_config, config
         self._pool, self._drafter = pool, config.drafter
+        self._has_drafts = False  # whether a running request may have some
         self._longest = longest_text(model_config)
         eos = tuple(dict.fromkeys((model_config.eos_token_id, *tokenizer.eos_token_ids)))
         matchers = config.matchers or no_matchers
@@ -81,7 +83,8 @@ class Engine:
         self._prompts = Prompts(self._sessions, self._prefixes, runner.grid)
         self._grammar_turns = GrammarTurns()
         self._executor = Executor(
-            runner, pool, self._scheduler, self._requests, matchers, model_config.vocab_size
+            *(runner, pool, self._scheduler, self._requests, matchers),
+            *(model_config.vocab_size, config.drafter),
         )
         self._processor = OutputProcessor(
             self._requests, self._sessions, self._keeper, self._prompts, pool, matchers
@@ -130,13 +133,24 @@ class Engine:
     def _schedule(self) -> list[Row[Live]]:
         """The rows of this step, with what is drafted for them."""
         if self._drafter is not None:
-            for live in self._scheduler.running:
-                limit = live.max_drafts(self._drafter.max_drafts)
-                live.drafts = ()
-                if limit > 0:
-                    live.drafts = self._drafter.propose(live.request, live.session, limit)
+            self._draft(self._drafter)
         plan = self._scheduler.plan()
         return self._grammar_turns.choose(plan, self._scheduler.running) if plan else plan
+
+    def _draft(self, drafter: Drafter) -> None:
+        running = self._scheduler.running
+        if len(running) > drafter.max_streams:
+            if self._has_drafts:
+                for live in running:
+                    live.drafts, live.num_drafts = (), 0
+            self._has_drafts = False
+            return
+        self._has_drafts = True
+        for live in running:
+            limit = live.max_drafts(drafter.max_drafts)
+            live.drafts, live.num_drafts = (), 0
+            if limit > 0:
+                live.drafts, live.num_drafts = drafter.propose(live, limit, len(running))
 
     def has_work(self) -> bool:
         return bool(
@@ -336,4 +350,6 @@ class Engine:
             prefix_hits_total=prefixes.num_hits if prefixes else 0,
             prefix_misses_total=prefixes.num_misses if prefixes else 0,
             prefix_saved_tokens_total=prefixes.saved_tokens_total if prefixes else 0,
+            accepted_drafts_total=self._processor.num_accepted,
+            rejected_drafts_total=self._processor.num_rejected,
         )

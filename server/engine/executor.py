@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from server.engine.constraint import Matchers, OpenConstraint
+from server.engine.drafter import Drafter
 from server.engine.lifecycle import Phase
 from server.engine.live import Live
 from server.engine.requests import RequestTable
@@ -42,11 +43,12 @@ class Executor:
         requests: RequestTable,
         matchers: Matchers,
         vocab_size: int,
+        drafter: Drafter | None,
     ) -> None:
         self._runner, self._pool, self._requests = runner, pool, requests
         self._scheduler, self._max_running = scheduler, scheduler.max_running
         self._num_calm = 0
-        self._matchers, self._vocab_size = matchers, vocab_size
+        self._matchers, self._vocab_size, self._drafter = matchers, vocab_size, drafter
 
     def run(self, plan: list[Row[Live]], now: float) -> list[Result]:
         """What each row gave; without those of requests that have ended by an error."""
@@ -136,9 +138,7 @@ class Executor:
         drafts: Sequence[int] = live.drafts[:num_drafts]
         allowed: Sequence[Mask] | None = None
         if session.constraint is not None:
-            budget = live.max_tokens - live.num_generated
-            allowed = self._masks(session.constraint, drafts, budget, live.silent_ends)
-            drafts = drafts[: len(allowed) - 1]
+            allowed, drafts = self._masks(live, session.constraint, num_drafts)
         elif live.turn is not None:
             mask = live.turn.allowed(self._vocab_size, live.ends)
             allowed = None if mask is None else (mask,)
@@ -151,17 +151,23 @@ class Executor:
         return Feed(slot, session.position, tokens, live.draw, recent, allowed, num_draws, wants)
 
     def _masks(
-        self, constraint: OpenConstraint, drafts: Sequence[int], budget: int, ends: Sequence[int]
-    ) -> list[Mask]:
-        """The mask of each draw, as long as the drafts before it are such as may be drawn."""
-        masks = [constraint.allowed(self._matchers, budget, ends)]
-        place = constraint.copy() if drafts else constraint
-        for number, draft in enumerate(drafts, 1):
-            is_allowed = masks[-1][draft // 32] >> (draft % 32) & 1
-            if not is_allowed or place.accept(draft, ends, self._matchers):
+        self, live: Live, constraint: OpenConstraint, num_drafts: int
+    ) -> tuple[list[Mask], list[int]]:
+        """The mask of each draw, and the drafts before the draws: such as may be drawn."""
+        matchers, ends, budget = self._matchers, live.silent_ends, live.budget
+        masks, drafts = [constraint.allowed(matchers, budget, ends)], list[int]()
+        place = constraint.copy() if num_drafts else constraint
+        while len(drafts) < num_drafts:
+            assert self._drafter is not None
+            draft = self._drafter.next_draft(live, drafts, masks[-1])
+            try:
+                if draft is None or place.accept(draft, ends, matchers):
+                    break
+                masks.append(place.allowed(matchers, budget - len(masks), ends))
+            except Exception:  # the text may not come to where the matcher fails
                 break
-            masks.append(place.allowed(self._matchers, budget - number, ends))
-        return masks
+            drafts.append(draft)
+        return masks, drafts
 
     def _read(self, live: Live, feed: Feed) -> RowOutput:
         """Feeds the row of a prompt that is scored or embedded."""

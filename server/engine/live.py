@@ -55,6 +55,9 @@ class Live:
     logprob_sum: float | None = None
     num_top: int | None = None
     drafts: Sequence[int] = ()
+    num_drafts: int = 0  # that the next step is to feed
+    num_accepted: int = 0  # of the tokens that were drafted
+    num_rejected: int = 0
     phase: Phase = Phase.WAITING
     num_generated: int = 0
     num_cached: int = 0  # tokens of the prompt that the prefix cache had
@@ -141,9 +144,9 @@ class Live:
         return min(count, self.boundaries[0] - session.position) if self.boundaries else count
 
     @property
-    def num_drafts(self) -> int:
-        """Tokens proposed to follow those that are unfed."""
-        return len(self.drafts)
+    def budget(self) -> int:
+        """Tokens that it may still generate."""
+        return self.max_tokens - self.num_generated
 
     def max_drafts(self, limit: int) -> int:
         """How many drafts may be of use where a row has room for ``limit``; 0 or less: none.

@@ -48,7 +48,7 @@ class OutputProcessor:
         pool: StatePool,
         matchers: Matchers,
     ) -> None:
-        self.num_generated = 0
+        self.num_generated = self.num_accepted = self.num_rejected = 0
         self.longest = 1
         self.usage: Counter[str] = Counter()
         self._requests, self._sessions, self._keeper = requests, sessions, keeper
@@ -85,20 +85,30 @@ class OutputProcessor:
 
         Those that count are known before the state is said to have seen them.
         """
-        tokens, num_drafts, end = output[0], feed.num_draws - 1, None
+        tokens, num_drafts, end, num_right = output[0], feed.num_draws - 1, None, 0
         num_before = live.num_generated
         for place, token in enumerate(tokens):
             end = self._accept(live, token, output, place)
-            if end is not None or place == num_drafts or token != feed.tokens[place - num_drafts]:
+            is_right = place < num_drafts and token == feed.tokens[place - num_drafts]
+            num_right += is_right
+            if end is not None or not is_right:
                 break
-        num_accepted = live.num_generated - num_before
-        self.longest = max(self.longest, num_accepted)
-        if num_accepted == feed.num_draws:
+        num_taken = live.num_generated - num_before
+        self.longest = max(self.longest, num_taken)
+        self._count(live, min(num_taken, num_right), num_drafts)
+        if num_taken == feed.num_draws:
             self._advance(live, feed)
         else:  # the tokens stay unfed, and the next row begins with them
             assert live.session.slot is not None
             self._pool.restore(live.session.slot)
         return end
+
+    def _count(self, live: Live, num_accepted: int, num_drafts: int) -> None:
+        num_rejected = num_drafts - num_accepted
+        live.num_accepted += num_accepted
+        live.num_rejected += num_rejected
+        self.num_accepted += num_accepted
+        self.num_rejected += num_rejected
 
     def _advance(self, live: Live, feed: Feed) -> None:
         """The state has seen the row's tokens."""

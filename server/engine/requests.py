@@ -104,7 +104,7 @@ class RequestTable:
             return
         self._scheduler.remove(live)
         live.move(Phase.PARKED)
-        live.drafts = ()
+        live.drafts, live.num_drafts = (), 0
         self._sessions.release(live.session)
 
     def unpark(self, live: Live) -> None:
@@ -161,6 +161,7 @@ class RequestTable:
             session.constraint = None
         num_prompt = session.length - live.length - live.num_generated
         num_thought = 0 if live.turn is None else live.turn.num_thought
+        drafted = live.num_accepted, live.num_rejected
         self.num_prompt_tokens += num_prompt
         finished = Finished(
             request.request_id,
@@ -169,7 +170,7 @@ class RequestTable:
             session.length,
             text,
             reason,
-            Usage(num_prompt, live.num_generated, live.num_cached, num_thought),
+            Usage(num_prompt, live.num_generated, live.num_cached, num_thought, *drafted),
             error,
             grammar_ended=grammar_ended,
             thought=thought,

@@ -30,7 +30,7 @@ class _Unfed:
     num_fed: int = 0
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Session:
     """One session, of constant size but for what its state has not seen yet.
 
@@ -171,6 +171,14 @@ class Session:
             assert self.pending is not None and len(tokens) + 1 == count, (count, self)
             tokens.append(self.pending)
         return tokens
+
+    def last(self, count: int) -> list[int]:
+        """The last ``count`` tokens of the text, or as many as are still known."""
+        if count == 1 and self.pending is not None:
+            return [self.pending]
+        unfed = self.next(self.num_unfed + (self.pending is not None))
+        known = [*self.recent, *unfed]
+        return known[max(len(known) - count, 0) :]
 
     def advance(self, tokens: Sequence[int]) -> None:
         """The state has seen ``tokens``, which `next` gave."""

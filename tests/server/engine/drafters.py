@@ -9,6 +9,8 @@ import numpy as np
 
 from server.engine.constraint import Matchers
 from server.engine.engine import Engine
+from server.engine.live import Live
+from server.engine.runner import Mask
 from server.engine.session import Session
 from server.engine.types import Request
 from tests.fakes import Hashed
@@ -22,13 +24,22 @@ class Drafter:
     """See `server.engine.drafter.Drafter`. Subclasses know what is right."""
 
     max_drafts = MAX_DRAFTS
+    max_streams = 100
 
     def __init__(self, vocab_size: int, kinds: Sequence[int | str] = KINDS) -> None:
         self.vocab_size = vocab_size
         self.num_proposed = 0
         self._kinds = itertools.cycle(kinds)
 
-    def propose(self, request: Request, session: Session, limit: int) -> Sequence[int]:
+    def next_draft(self, live: Live, taken: Sequence[int], mask: Mask) -> int | None:
+        number = len(taken)
+        if number == len(live.drafts):
+            return None
+        draft = live.drafts[number]
+        return draft if mask[draft // 32] >> (draft % 32) & 1 else None
+
+    def propose(self, live: Live, limit: int, num_running: int) -> tuple[Sequence[int], int]:
+        request, session = live.request, live.session
         assert 0 < limit <= MAX_DRAFTS, limit
         kind = next(self._kinds)
         right = [] if kind == "none" else self.right(request, session, limit)
@@ -37,7 +48,7 @@ class Drafter:
         elif isinstance(kind, int):
             right[kind:] = [(token + 1) % self.vocab_size for token in right[kind:]]
         self.num_proposed += len(right)
-        return right
+        return right, len(right)
 
     def right(self, request: Request, session: Session, limit: int) -> list[int]:
         """What will be drawn, as far as it is known."""

@@ -1,0 +1,197 @@
+"""Drafts from a session's own past, its prompt, a client's prediction, and a grammar.
+
+How many are made follows from what calls of more rows take and from how often such drafts have
+been right in this stream. For that no draft needs to be fed: what would have been proposed is
+compared with what was drawn, so that a text without repetitions costs nothing but the look-ups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from server.engine.draft_costs import DraftCosts
+from server.engine.live import Live
+from server.engine.runner import Mask
+from server.engine.session import Session
+from server.engine.suffix_index import SuffixIndex
+
+#: Rows of one call that are one stream's, but for the one that it has without drafts.
+MAX_DRAFTS = 15
+
+#: With more streams a call takes as long as its rows do: drafts would take from the others.
+MAX_STREAMS = 8
+
+#: Indexes that are kept, of the sessions that were last asked for: a few megabytes.
+MAX_INDEXES = 64
+
+#: Lengths of a match from which its drafts are counted apart, and how often the drafts of such a
+#: match are taken to be right before any was seen.
+KINDS = ((0, 0.2), (5, 0.5), (10, 0.8))
+
+#: Kinds of drafts under a grammar: that leaves one token, or only one text, or much, where the
+#: text has been before; and how often the last two are taken to be right.
+CERTAIN, FORCED, FREE = -1, len(KINDS), len(KINDS) + 1
+FORCED_RATE, FREE_RATE = 0.9, 0.2
+
+#: Seconds that the masks of one row's drafts may take.
+MASKS_S = 0.002
+
+#: A text is not forced where more tokens may come than those that begin it.
+MAX_FORCED_IDS = 16
+
+#: The part that one more draft has in how often drafts of its kind were right.
+LEARNING_RATE = 1 / 16
+
+#: Tokens of a prompt after which a predicted answer is filed.
+LEAD_TOKENS = 32
+
+
+class Stream:
+    """What is known of one session's text: ``length`` tokens of it are in the index.
+
+    ``rates`` says how often drafts were right, by their kind: those of `KINDS`, then `FORCED` and
+    `FREE`. ``num_streams`` share its steps.
+    """
+
+    def __init__(self) -> None:
+        self.index = SuffixIndex()
+        self.length = 0
+        self.epoch = 0
+        self.guess: list[tuple[int, int]] = []  # the next tokens, each with its kind
+        self.kind = 0
+        self.rates = [rate for _, rate in KINDS] + [FORCED_RATE, FREE_RATE]
+        self.num_streams = 1
+        self.chance = 1.0  # that all drafts of the row are right, as far as there are any
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """The text continues by ``tokens``; the last guess is compared with them."""
+        for (guessed, kind), token in zip(self.guess, tokens, strict=False):
+            is_right = guessed == token
+            if kind != CERTAIN:
+                self.rates[kind] += LEARNING_RATE * (is_right - self.rates[kind])
+            if not is_right:
+                break
+        self.guess = []
+        self.index.extend(tokens)
+
+    def find(self, limit: int) -> list[int]:
+        """The next tokens as they followed before."""
+        place, length = self.index.find()
+        if not length:
+            return []
+        self.kind = sum(length >= least for least, _ in KINDS) - 1
+        return self.index.following(place, limit)
+
+
+class SuffixDrafter:
+    """See `server.engine.drafter.Drafter`. ``costs`` are those of the runner.
+
+    ``token_bytes`` gives what a token stands for.
+    """
+
+    max_drafts = MAX_DRAFTS
+    max_streams = MAX_STREAMS
+
+    def __init__(self, costs: DraftCosts, token_bytes: Callable[[int], bytes]) -> None:
+        self.costs, self._token_bytes = costs, token_bytes
+        self._streams: WeakKeyDictionary[Session, Stream] = WeakKeyDictionary()
+
+    def propose(self, live: Live, limit: int, num_running: int) -> tuple[Sequence[int], int]:
+        if not live.request.speculation:
+            return (), 0
+        session = live.session
+        stream = self._stream(session)
+        if stream.length != session.length:
+            _catch_up(stream, live)
+        found, stream.num_streams = stream.find(self.max_drafts), num_running
+        if session.constraint is not None:  # its guess is made draft by draft
+            return found, min(limit, max(1, int(MASKS_S / session.constraint.cost_s)))
+        stream.guess = [(token, stream.kind) for token in found]
+        rate, num_unfed = stream.rates[stream.kind], session.num_unfed
+        number = self.costs.best_number(rate, limit, num_running, num_unfed) if found else 0
+        return found, number
+
+    def next_draft(self, live: Live, taken: Sequence[int], mask: Mask) -> int | None:
+        stream = self._streams[live.session]
+        if not taken:
+            stream.guess, stream.chance = [], 1.0
+        draft, kind = self._suggested(stream, live, taken, mask)
+        if draft is None:
+            return None
+        stream.guess.append((draft, kind))
+        rate = 1.0 if kind == CERTAIN else stream.rates[kind]
+        row = len(taken), stream.num_streams, live.session.num_unfed
+        pays = self.costs.one_more_pays(rate, stream.chance, *row)
+        stream.chance *= rate
+        return draft if pays else None
+
+    def _suggested(
+        self, stream: Stream, live: Live, taken: Sequence[int], mask: Mask
+    ) -> tuple[int | None, int]:
+        """The token that is left or likely, and its kind."""
+        ids = few_ids(mask)
+        if len(ids) == 1:
+            return ids[0], CERTAIN
+        number = len(taken)
+        if number < len(live.drafts) and list(live.drafts[:number]) == list(taken):
+            draft = live.drafts[number]
+            if mask[draft // 32] >> (draft % 32) & 1:
+                return draft, stream.kind if ids else FREE
+        return longest_of(ids, self._token_bytes), FORCED
+
+    @property
+    def num_indexes(self) -> int:
+        """Indexes in memory, of `INDEX_BYTES` each."""
+        return len(self._streams)
+
+    def _stream(self, session: Session) -> Stream:
+        """The session's, which was used last now."""
+        stream = self._streams.pop(session, None)
+        if stream is None or stream.epoch != session.epoch or stream.length > session.length:
+            stream = Stream()
+            stream.epoch = session.epoch
+        self._streams[session] = stream
+        if len(self._streams) > MAX_INDEXES:
+            oldest = next(iter(self._streams))
+            del self._streams[oldest]
+        return stream
+
+
+def _catch_up(stream: Stream, live: Live) -> None:
+    """Reads what the text has beyond the index, as far as it is still known.
+
+    What a client predicts is read first, as if it had followed the end of the prompt once before.
+    """
+    session, request = live.session, live.request
+    num_missing = session.length - stream.length
+    if stream.length <= live.length and request.tokens:
+        stream.guess = []
+        if request.prediction:
+            stream.index.extend((*request.tokens[-LEAD_TOKENS:], *request.prediction))
+        prompt = (*live.start, *request.tokens)
+        stream.index.extend(prompt)
+        num_missing = session.length - live.length - len(prompt)
+    stream.read(session.last(num_missing))
+    stream.length = session.length
+
+
+def few_ids(mask: Mask) -> list[int]:
+    """The ids in ``mask``, if they are no more than `MAX_FORCED_IDS`; else none."""
+    words = np.flatnonzero(mask)
+    if len(words) > MAX_FORCED_IDS:
+        return []
+    ids = [32 * int(word) + bit for word in words for bit in range(32) if mask[word] >> bit & 1]
+    return ids if len(ids) <= MAX_FORCED_IDS else []
+
+
+def longest_of(ids: Sequence[int], token_bytes: Callable[[int], bytes]) -> int | None:
+    """The token of ``ids`` that all others begin; None where the text is not forced."""
+    if not ids:
+        return None
+    texts = {id: token_bytes(id) for id in ids}
+    longest = max(ids, key=lambda id: len(texts[id]))
+    is_forced = all(text and texts[longest].startswith(text) for text in texts.values())
+    return longest if is_forced else None
