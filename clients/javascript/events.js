@@ -184,6 +184,7 @@
  * @property {string | string[]} [stop]
  * @property {number[]} [stop_token_ids]
  * @property {boolean} [ignore_eos]
+ * @property {"auto" | "off"} [speculation]
  */
 
 /**

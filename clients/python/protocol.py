@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from typing import TypedDict, TypeVar
+from typing import Literal, TypedDict, TypeVar
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from websockets.exceptions import InvalidHandshake, InvalidStatus
@@ -56,6 +56,7 @@ class Sampling(TypedDict, total=False):
     logit_bias: Mapping[int, float] | Mapping[str, float]
     top_logprobs: int
     response_format: Mapping[str, object]
+    speculation: Literal["auto", "off"]
 
 
 class Protocol:

@@ -7,7 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import orjson
 
 from server.api.errors import SessionMigrated
-from server.api.schemas.responses import PromptDetails, PromptUsage, UsageAnswer
+from server.api.schemas.responses import (
+    CompletionDetails,
+    PromptDetails,
+    PromptUsage,
+    UsageAnswer,
+)
 from server.api.streaming import server_sent
 from server.engine.types import Event, Failed, Finished, Usage
 from server.errors import InternalFailure
@@ -63,6 +68,8 @@ def total_usage(ends: Sequence[Finished]) -> Usage:
         sum(end.usage.completion_tokens for end in ends),
         sum(end.usage.cached_tokens for end in ends),
         sum(end.usage.reasoning_tokens for end in ends),
+        sum(end.usage.accepted_tokens for end in ends),
+        sum(end.usage.rejected_tokens for end in ends),
     )
 
 
@@ -73,9 +80,20 @@ def whole_usage(usage: Usage) -> PromptUsage:
 
 
 def usage_object(usage: Usage) -> UsageAnswer:
-    """OpenAI's ``usage``."""
-    return {
+    """OpenAI's ``usage``, with what was drafted where anything was."""
+    answer: UsageAnswer = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+    if usage.accepted_tokens or usage.rejected_tokens:
+        answer["completion_tokens_details"] = drafted(usage)
+    return answer
+
+
+def drafted(usage: Usage) -> CompletionDetails:
+    """How many of the tokens that were drafted were right, and how many were not."""
+    return {
+        "accepted_prediction_tokens": usage.accepted_tokens,
+        "rejected_prediction_tokens": usage.rejected_tokens,
     }

@@ -71,6 +71,7 @@ async def generate_request(
         num_choices=num_choices,
         num_top=num_scored or 0,
         state=wanted.state,
+        speculation=wanted.speculation != "off",
     )
 
 

@@ -75,6 +75,8 @@ class ServerConfig(BaseModel):
     threads: int | None = Field(default=None, ge=1)
     dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
 
+    #: "auto" drafts tokens where that makes a stream faster; the text is the same.
+    speculation: Literal["auto", "off"] = "off"
     #: "on", "off", "template" (what that does by itself) or a maximum of tokens, for chats with
     #: models that think; None is the default of the family, or else of the template.
     reasoning: Reasoning = None

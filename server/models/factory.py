@@ -32,6 +32,7 @@ from server.models.changes import ModelBroken
 from server.models.info import ModelInfo, state_tensors
 from server.models.registry import Models, Version
 from server.models.service import make_service
+from server.models.speculation import open_drafter
 from server.models.state_files import read_state, state_in
 from server.models.storage import Home, Shared, home_of, open_prefixes, open_storage
 from server.observability.metrics import Metrics
@@ -96,6 +97,8 @@ class ModelBuilder:
         try:
             constraints = FormatCompiler(backend.tokenizer)
             limits = _limits(checkpoint, config, store, constraints)
+            if config.speculation == "auto":
+                limits = replace(limits, drafter=open_drafter(backend))
             engine = backend.engine(num_sessions, limits)
             fixed = _fixed_states(config, source.name, signing.identity, checkpoint)
         except OSError as error:

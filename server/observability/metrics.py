@@ -237,6 +237,16 @@ _ENGINE = (
         "Number of prompt tokens whose state came from the prefix cache.",
         lambda s: s.prefix_saved_tokens_total,
     ),
+    _Family(
+        CounterMetricFamily,
+        "everstream_draft_tokens",
+        "Number of drafted tokens that were checked.",
+        "result",
+        {
+            "accepted": lambda stats: stats.accepted_drafts_total,
+            "rejected": lambda stats: stats.rejected_drafts_total,
+        },
+    ),
     _gauge("queue_requests", "Number of requests waiting in the queue.", lambda s: s.num_waiting),
     _gauge("running_requests", "Number of running requests.", lambda s: s.num_running),
     _counter(

@@ -60,7 +60,7 @@ async def served(*models: str | ModelSource, **settings: Any) -> AsyncIterator[S
     """A server of ``models``, each as a flag has it. Ends with every thread joined."""
     config = ServerConfig(
         model=tuple(model_source(m) if isinstance(m, str) else m for m in models),
-        **{"threads": 1, "max_sessions": 8, **settings},
+        **{"threads": 1, "max_sessions": 8, "speculation": "off", **settings},
     )
     built, builder = await asyncio.to_thread(build_models, config)
     app = create_app(built, config, "0.0.0", builder=builder)

@@ -87,7 +87,6 @@ CHAT = {
     **_SAMPLING,
     **_refused(["audio"], _NO_MEDIA),
     **_refused(["modalities"], _NO_MEDIA, ["text"]),
-    **_refused(["prediction"], "there is no speculative decoding"),
     **_refused(["web_search_options"], "the server reaches no network"),
     **_refused(["reasoning"], "is called reasoning_effort here", {}, {"effort": "none"}),
     **_refused(["verbosity"], "the model does not know it", "medium"),

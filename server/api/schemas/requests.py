@@ -95,12 +95,16 @@ class Once(Wire):
 
 
 class Continuation(Once):
-    """Which model or session to run in, or what a new one begins with, and whether it stays."""
+    """Which model or session to run in, or what a new one begins with, and whether it stays.
+
+    With ``speculation`` off each step draws one of its tokens; the text is the same.
+    """
 
     model: ModelName | None = None
     session: SessionId | None = None
     keep: bool | None = None
     state: StateName | None = None
+    speculation: Literal["auto", "off"] | None = None
 
 
 class StreamOptions(Wire):

@@ -29,12 +29,25 @@ class ErrorAnswer(TypedDict):
 
 
 @with_config(OPEN)
+class CompletionDetails(TypedDict):
+    """Of the generated tokens those of the thinking, with its markers, and those drafted rightly.
+
+    ``rejected_prediction_tokens`` were drafted, and others generated in their place.
+    """
+
+    reasoning_tokens: NotRequired[int]
+    accepted_prediction_tokens: NotRequired[int]
+    rejected_prediction_tokens: NotRequired[int]
+
+
+@with_config(OPEN)
 class UsageAnswer(TypedDict):
-    """Tokens of one request."""
+    """Tokens of one request; the details are there where there is something to say."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    completion_tokens_details: NotRequired[CompletionDetails]
 
 
 class PromptDetails(TypedDict):

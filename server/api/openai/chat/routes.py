@@ -25,7 +25,7 @@ from server.api.request_answer import JsonAnswer, SseAnswer
 from server.api.routes.lookup import service_with
 from server.api.schemas.openapi import ERRORS, EVENT_STREAM, body_schema
 from server.api.schemas.parse import body_of
-from server.api.translate import generate_request, renamed
+from server.api.translate import generate_request, prompt_tokens, renamed
 from server.engine.types import Request as EngineRequest
 from server.errors import InvalidRequest, invalid
 from server.models.large_answers import ID_BYTES, LOGPROB_BYTES, TOKEN_BYTES
@@ -143,7 +143,11 @@ async def _engine_request(
         )
     except InvalidRequest as error:
         raise _in_our_words(error, body, tools) from None
-    return replace(with_turn(engine_request, turn), cache_at=prompt.cache_at)
+    predicted: tuple[int, ...] = ()
+    if body.prediction is not None:
+        predicted = await prompt_tokens(service, body.prediction.text, "prediction", continues=True)
+    with_turns = with_turn(engine_request, turn)
+    return replace(with_turns, cache_at=prompt.cache_at, prediction=predicted)
 
 
 def _in_our_words(error: InvalidRequest, body: ChatBody, tools: ToolUse) -> InvalidRequest:

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, NotRequired
+from typing import Annotated, ClassVar, Literal, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from server.api.openai.bodies import GenerationBody
-from server.api.openai.chat.messages import Messages, TemplateKwargs, Tools
+from server.api.openai.chat.messages import MAX_PARTS, Messages, TemplateKwargs, TextPart, Tools
 from server.api.openai.chat.reasoning import Effort
 from server.api.openai.chat.tools import ToolChoice
 from server.api.openai.unsupported import CHAT
 from server.api.schemas.responses import PromptUsage
-from server.api.schemas.wire import Refusal
+from server.api.schemas.wire import Refusal, Wire
+
+
+class Prediction(Wire):
+    """What most of the answer is expected to be: what of it is right is generated faster."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS)]
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        content = self.content
+        return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 class ChatBody(GenerationBody):
@@ -32,6 +45,7 @@ class ChatBody(GenerationBody):
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     reasoning_effort: Effort | None = None
+    prediction: Prediction | None = None
 
 
 class ChatTop(TypedDict):
@@ -90,18 +104,6 @@ class ChatChoice(TypedDict):
     token_ids: NotRequired[list[int]]
 
 
-class CompletionDetails(TypedDict):
-    """Of the generated tokens, those of the thinking, with its markers."""
-
-    reasoning_tokens: int
-
-
-class ChatUsage(PromptUsage):
-    """The tokens of a chat; the details are those of a model that thinks."""
-
-    completion_tokens_details: NotRequired[CompletionDetails]
-
-
 class ChatCompletion(TypedDict):
     """OpenAI's ``chat.completion``, with the seed, and of a kept session its name and length."""
 
@@ -111,7 +113,7 @@ class ChatCompletion(TypedDict):
     model: str
     system_fingerprint: str
     choices: list[ChatChoice]
-    usage: ChatUsage
+    usage: PromptUsage
     seed: int
     session: NotRequired[str]
     position: NotRequired[int]

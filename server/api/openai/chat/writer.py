@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from model.chat.call_forms import CallForm
-from server.api.completion import ended, sse, total_usage
+from server.api.completion import drafted, ended, sse, total_usage
 from server.api.errors import error_object
 from server.api.frames import EpochName
 from server.api.openai.chat.call_reader import (
@@ -21,10 +21,10 @@ from server.api.openai.chat.call_reader import (
     Piece,
     Text,
 )
-from server.api.openai.chat.schemas import CompletionDetails
 from server.api.openai.logprobs import JsonList, TokenNames, finite
 from server.api.openai.writer import AnswerWriter, Json, WrittenChoice, written_list
 from server.api.schemas.requests import StreamOptions
+from server.api.schemas.responses import CompletionDetails
 from server.engine.types import Event, Finished, Request, Scored, Started, TokenEvent, Usage
 from server.errors import RequestError
 from server.models.info import ModelInfo
@@ -142,6 +142,7 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
         self._prompt_ids = request.tokens if token_ids else None
         self._is_kept = request.keep or request.session is not None
         self._thinks = request.sampling.turn is not None
+        self._is_predicted = bool(request.prediction)
         self._so_far = Usage(len(request.tokens), 0)
         self._is_plain = not (calls or names is not None or token_ids or self._shows_so_far)
 
@@ -184,10 +185,12 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
 
     def _summary(self) -> Json:
         summary = super()._summary()
+        usage, details = total_usage(self._ends), CompletionDetails()
         if self._thinks:
-            details: CompletionDetails = {
-                "reasoning_tokens": total_usage(self._ends).reasoning_tokens
-            }
+            details["reasoning_tokens"] = usage.reasoning_tokens
+        if self._is_predicted or usage.accepted_tokens or usage.rejected_tokens:
+            details |= drafted(usage)
+        if details:
             summary["usage"]["completion_tokens_details"] = details
         if self._is_kept:
             end = self._ends[0]

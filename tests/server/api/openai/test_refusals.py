@@ -49,7 +49,7 @@ VALUES: dict[str, list[tuple[str, Any]]] = {
     "/v1/chat/completions": [
         ("audio", {"voice": "x"}),
         ("modalities", ["audio"]),
-        ("prediction", {"type": "content", "content": "x"}),
+        ("prediction", "x"),
         ("web_search_options", {}),
         ("store", True),
         ("metadata", {"a": "b"}),

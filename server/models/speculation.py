@@ -1,0 +1,62 @@
+"""Whether drafts pay for a model on this machine: calls of several rows are timed at start."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from model.state import StateLayout
+from server.engine.cpu_state_pool import CpuStatePool
+from server.engine.draft_costs import MEASURED_ROWS, DraftCosts
+from server.engine.runner import Feed, Runner
+from server.engine.suffix_drafter import MAX_DRAFTS, SuffixDrafter
+from server.engine.types import SamplingParams
+from server.models.backend import Backend
+
+logger = logging.getLogger("everstream.speculation")
+
+#: Of so many rounds the shortest time counts: the others were disturbed.
+NUM_ROUNDS = 3
+
+
+def open_drafter(backend: Backend) -> SuffixDrafter | None:
+    """What drafts for ``backend``; None where its bits depend on chunks, or no draft would pay."""
+    pool = CpuStatePool(StateLayout.of(backend.config), 1)
+    runner = backend.make_runner(pool)
+    if runner.grid:
+        logger.info("no tokens are drafted: on %s the bits depend on the chunks", backend.name)
+        return None
+    costs = measured_costs(runner, pool)
+    times = ", ".join(f"{seconds * 1000:.2f}" for seconds in costs.times_s)
+    pays = costs.ever_pays(MAX_DRAFTS)
+    logger.info(
+        "%s: calls of %s rows take %s ms",
+        "tokens are drafted where that pays" if pays else "no tokens are drafted, it would not pay",
+        *(", ".join(map(str, costs.rows)), times),
+    )
+    return SuffixDrafter(costs, backend.tokenizer.token_bytes) if pays else None
+
+
+def measured_costs(runner: Runner, pool: CpuStatePool) -> DraftCosts:
+    """Times calls of one stream that draw after each row, and copies of its state."""
+    slot = pool.allocate()
+    assert slot is not None, pool
+    draw = runner.prepare(SamplingParams(temperature=0.0))
+    position = most = MEASURED_ROWS[-1]
+    tokens = [1] * most
+    runner.run([Feed(slot, 0, tokens, draw, num_draws=most)])
+    calls = dict.fromkeys(MEASURED_ROWS, float("inf"))
+    checkpoint_s = restore_s = float("inf")
+    for _ in range(NUM_ROUNDS):
+        for rows in MEASURED_ROWS:
+            begin_s = time.perf_counter()
+            pool.checkpoint([(slot, position, rows)])
+            copied_s = time.perf_counter()
+            runner.run([Feed(slot, position, tokens[:rows], draw, num_draws=rows)])
+            run_s = time.perf_counter()
+            pool.restore(slot)
+            restored_s = time.perf_counter()
+            calls[rows] = min(calls[rows], run_s - copied_s)
+            checkpoint_s = min(checkpoint_s, copied_s - begin_s)
+            restore_s = min(restore_s, restored_s - run_s)
+    return DraftCosts(tuple(calls.values()), checkpoint_s, restore_s)

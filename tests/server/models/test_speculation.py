@@ -1,0 +1,163 @@
+"""Drafts in a real server: what asks for them, how they are counted, and that no text changes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from model.native.runtime import built
+from server.engine.draft_costs import DraftCosts
+from server.engine.suffix_drafter import SuffixDrafter
+from server.models.backend import open_backend
+from server.models.speculation import measured_costs, open_drafter
+from tests.server.harness import receive_until, send
+from tests.server.served import Served, served
+from tests.tiny import tiny_checkpoint, tiny_tokenizer, write_model
+
+needs_native = pytest.mark.skipif(not built(), reason="the native runtime was not built")
+pytestmark = [needs_native, pytest.mark.process]
+
+#: Leaves two tokens, so that the text repeats itself.
+LOOP = {"logit_bias": {"40": 90, "41": 90}, "max_tokens": 60, "seed": 5, "ignore_eos": True}
+DETAILS = "completion_tokens_details"
+MESSAGES = [{"role": "user", "content": "Once upon a time there was a fox."}]
+
+
+@pytest.fixture
+async def server(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Served]:
+    """Its rows cost nothing, whatever this machine needs for them."""
+    costs = DraftCosts((1.0, 1.0, 1.0, 1.0, 1.0))
+    drafter = SuffixDrafter(costs, tiny_tokenizer().token_bytes)
+    monkeypatch.setattr("server.models.factory.open_drafter", lambda backend: drafter)
+    folder = tmp_path_factory.mktemp("drafting")
+    write_model(folder / "a")
+    async with served(str(folder / "a"), speculation="auto", store="memory") as started:
+        yield started
+
+
+async def chat(server: Served, **body: Any) -> dict[str, Any]:
+    body = {"messages": MESSAGES, "max_tokens": 40, "seed": 3, "ignore_eos": True, **body}
+    answer = await server.http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def test_text_with_and_without_speculation_is_the_same(server: Served) -> None:
+    drafted = await server.complete(**LOOP)
+    plain = await server.complete(**LOOP, speculation="off")
+    assert drafted["choices"] == plain["choices"]
+    details = drafted["usage"].pop(DETAILS)
+    assert details["accepted_prediction_tokens"] > 0
+    assert details["rejected_prediction_tokens"] >= 0
+    assert drafted["usage"] == plain["usage"], "without drafts there are no details"
+    assert (await server.complete(**LOOP, speculation="auto"))["usage"][DETAILS]
+
+
+async def test_frames_count_drafts(server: Served) -> None:
+    async with server.socket() as socket:
+        body = {"type": "generate", "prompt": "Once", **LOOP}
+        await send(socket, request_id="a", **body)
+        drafted = await receive_until(socket, "finished")
+        await send(socket, request_id="b", **body, speculation="off")
+        plain = await receive_until(socket, "finished")
+    ids = [[f["token_id"] for f in frames if f["type"] == "token"] for frames in (drafted, plain)]
+    assert ids[0] == ids[1]
+    assert drafted[-1]["usage"][DETAILS]["accepted_prediction_tokens"] > 0
+    assert DETAILS not in plain[-1]["usage"]
+
+
+async def test_metrics_count_drafts(server: Served) -> None:
+    details = (await server.complete(**LOOP))["usage"][DETAILS]
+    text = (await server.http.get("/metrics")).text
+    for result in ("accepted", "rejected"):
+        line = f'everstream_draft_tokens_total{{model="a",result="{result}"}}'
+        (found,) = (each for each in text.splitlines() if each.startswith(line))
+        assert float(found.split()[-1]) == details[f"{result}_prediction_tokens"]
+
+
+@pytest.mark.parametrize("parts", [False, True])
+async def test_predicted_answer_is_accepted(server: Served, parts: bool) -> None:
+    plain = await chat(server, speculation="off")
+    text = plain["choices"][0]["message"]["content"]
+    content = [{"type": "text", "text": text}] if parts else text
+    predicted = await chat(server, prediction={"type": "content", "content": content})
+    assert predicted["choices"][0]["message"] == plain["choices"][0]["message"]
+    details = predicted["usage"][DETAILS]
+    assert details["accepted_prediction_tokens"] > 10
+
+
+async def test_usage_says_so_where_nothing_of_a_prediction_was_right(server: Served) -> None:
+    prediction = {"type": "content", "content": "zzzz"}
+    answer = await chat(server, prediction=prediction, speculation="off")
+    names = ("accepted_prediction_tokens", "rejected_prediction_tokens")
+    assert answer["usage"][DETAILS] == dict.fromkeys(names, 0)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"speculation": "on"}, "speculation"),
+        ({"speculation": True}, "speculation"),
+        ({"prediction": {"type": "content"}}, "prediction.content"),
+        ({"prediction": {"type": "content", "content": []}}, "prediction.content"),
+        ({"prediction": {"type": "image", "content": "x"}}, "prediction.type"),
+        ({"prediction": "x"}, "prediction"),
+    ],
+)
+async def test_bad_values_are_refused_by_name(
+    server: Served, body: dict[str, Any], param: str
+) -> None:
+    answer = await server.http.post("/v1/chat/completions", json={"messages": MESSAGES, **body})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"].startswith(param)
+
+
+async def test_prediction_has_the_bound_of_prompts(tmp_path: Any) -> None:
+    write_model(tmp_path / "a")
+    async with served(str(tmp_path / "a"), max_prompt_tokens=50, store="memory") as server:
+        body = {"messages": MESSAGES[:1], "max_tokens": 1}
+        prediction = {"type": "content", "content": "fox " * 200}
+        answer = await server.http.post(
+            "/v1/chat/completions", json={**body, "prediction": prediction}
+        )
+        assert answer.json()["error"]["param"] == "prediction"
+
+
+def test_costs_are_measured_on_the_runner() -> None:
+    from model.state import StateLayout
+    from server.engine.cpu_state_pool import CpuStatePool
+
+    backend = open_backend(tiny_checkpoint(), "native", threads=1)
+    pool = CpuStatePool(StateLayout.of(backend.config), 1)
+    costs = measured_costs(backend.make_runner(pool), pool)
+    assert all(0 < seconds < 60 for seconds in costs.times_s)
+    assert 0 < costs.checkpoint_s < 60 > costs.restore_s > 0
+
+
+def test_nothing_is_drafted_on_torch(caplog: pytest.LogCaptureFixture) -> None:
+    """Chunks have other bits there than single steps."""
+    with caplog.at_level(logging.INFO, "everstream.speculation"):
+        assert open_drafter(open_backend(tiny_checkpoint(), "torch")) is None
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == "no tokens are drafted: on torch the bits depend on the chunks"
+
+
+@pytest.mark.parametrize("pays", [False, True])
+def test_drafter_is_there_where_it_pays(
+    pays: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    times = (1.0, 1.0, 1.1, 1.2, 1.3) if pays else (1.0, 2.0, 4.0, 8.0, 16.0)
+    monkeypatch.setattr(
+        "server.models.speculation.measured_costs", lambda runner, pool: DraftCosts(times)
+    )
+    with caplog.at_level(logging.INFO, "everstream.speculation"):
+        drafter = open_drafter(open_backend(tiny_checkpoint(), "native", threads=1))
+    assert (drafter is not None) == pays
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("tokens are drafted" if pays else "no tokens are drafted, it would not")
