@@ -30,6 +30,7 @@ def main() -> int:
         max_faults=options.faults,
         wires="proxies" if options.proxies else None,
         attention=options.attention,
+        drafts=options.drafts,
     )
     verdict = asyncio.run(chaos(plan, lambda line: print(line, flush=True)))
     print(as_markdown(verdict))
@@ -53,6 +54,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--attention", default="gated", help="of the model, or a family: see tests/tiny.py"
     )
+    parser.add_argument("--drafts", action="store_true", help="replicas that draft what they can")
     parser.add_argument("--faults", type=int, help="at most so many")
     parser.add_argument(
         "--only", action="append", choices=sorted(set(KINDS)), help="a kind of fault; repeat"

@@ -12,6 +12,7 @@ from typing import Any
 
 from tests.chaos.network import Network, ReachablePostgres, Wires, network_of
 from tests.chaos.replicas import Replica
+from tests.reliability.servers import EVERSTREAM
 
 DATABASE = "everstream"
 #: The shortest that the server takes.
@@ -74,6 +75,7 @@ async def cluster_of(
     num_replicas: int = 3,
     wires: Wires | None = None,
     environment: dict[str, str] | None = None,
+    program: tuple[str, ...] = EVERSTREAM,
 ) -> AsyncIterator[Cluster]:
     """A cluster that has started; everything of it has ended after the block."""
     postgres = ReachablePostgres()
@@ -89,7 +91,9 @@ async def cluster_of(
             postgres.psql(f"CREATE DATABASE {DATABASE} STRATEGY wal_log")
             replicas = [
                 Replica(
-                    index, network, DATABASE, model, variables, random.Random(f"{seed} {index}")
+                    *(index, network, DATABASE, model, variables),
+                    random.Random(f"{seed} {index}"),
+                    program,
                 )
                 for index in range(num_replicas)
             ]

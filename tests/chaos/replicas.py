@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.chaos.network import Network
-from tests.reliability.servers import ServerProcess, free_port
+from tests.reliability.servers import EVERSTREAM, ServerProcess, free_port
 
 #: Ways in which a replica may end by itself: it was shut out, or it could not have its store.
 OWN_ENDS = {1, 2}
@@ -44,6 +44,7 @@ class Replica:
         model: Path,
         environment: Mapping[str, str],
         chance: random.Random,
+        program: tuple[str, ...] = EVERSTREAM,
     ) -> None:
         self.index = index
         self.name = f"replica {index + 1}"
@@ -64,6 +65,7 @@ class Replica:
             port=free_port(),
             host=network.host(index),
             within=network.within(index),
+            program=program,
         )
 
     async def up(self) -> None:

@@ -25,6 +25,7 @@ from tests.chaos.sockets import SocketReader
 from tests.chaos.sse import SseReader
 from tests.chaos.waits import Waits
 from tests.reliability.history import Problem
+from tests.reliability.servers import DRAFTING, EVERSTREAM
 from tests.tiny import BOUNDED, write_model
 
 #: After the last fault every session must come to its end within this.
@@ -44,6 +45,7 @@ class Plan:
     max_faults: int | None = None
     wires: Wires | None = None
     attention: str = "gated"
+    drafts: bool = False
 
 
 @dataclass
@@ -73,7 +75,10 @@ async def chaos(plan: Plan, say: Callable[[str], None] = lambda line: None) -> V
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(Path(folder) / "model", attention=plan.attention)
         bound = bound_of(plan.attention)
-        async with cluster_of(model, plan.seed, wires=plan.wires, environment=bound) as cluster:
+        program = DRAFTING if plan.drafts else EVERSTREAM
+        async with cluster_of(
+            model, plan.seed, wires=plan.wires, environment=bound, program=program
+        ) as cluster:
             return await _Run(plan, cluster, say).run(model, bound)
 
 

@@ -30,9 +30,11 @@ LOCAL = "127.0.0.1"
 STUCK_S = 120.0
 
 EVERSTREAM = ("server.cli.main", "serve", "--host", LOCAL)
+#: The same with drafts that always pay.
+DRAFTING = ("tests.reliability.drafting_server", *EVERSTREAM[1:])
 FAKE = ("tests.fake_server",)
 #: Programs that are servers; another one may run a server as it likes.
-FORKED = (*EVERSTREAM[:1], *FAKE, "tests.reliability.faulty_server")
+FORKED = (EVERSTREAM[0], DRAFTING[0], *FAKE, "tests.reliability.faulty_server")
 #: Runs a command in the network namespace whose name follows.
 IN_NETWORK = ("ip", "netns", "exec")
 

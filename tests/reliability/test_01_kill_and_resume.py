@@ -12,9 +12,10 @@ import pytest
 
 from tests.chaos.report import as_markdown
 from tests.chaos.run import Plan, chaos
+from tests.reliability.engines import needs_native
 from tests.reliability.history import History
 from tests.reliability.odometer import Odometer
-from tests.reliability.servers import ServerProcess
+from tests.reliability.servers import DRAFTING, EVERSTREAM, ServerProcess
 from tests.reliability.soloist import check_alone
 from tests.reliability.streams import KeptStream, log_of_store, log_over_http, run_all
 from tests.tiny import write_model
@@ -57,16 +58,26 @@ async def survive(
     await run_all(streams, server.stream_url)
 
 
-async def prove(form: Form, seed: int, store: Path, model: Path | None, *flags: str) -> None:
+async def prove(
+    form: Form,
+    seed: int,
+    store: Path,
+    model: Path | None,
+    *flags: str,
+    program: tuple[str, ...] = EVERSTREAM,
+    **sampling: Any,
+) -> list[KeptStream]:
+    """The streams, after all that must be true of them was found to be."""
     history, odometer = History(), Odometer()
-    body = {"max_tokens": form.num_tokens, **SAMPLING}
+    body = {"max_tokens": form.num_tokens, **SAMPLING, **sampling}
     streams = [
         KeptStream(f"c{seed}", history, odometer, prompt=PROMPT.format(seed), seed=seed, **body)
         for seed in range(form.num_sessions)
     ]
-    where = () if model is None else ("--model", model)
+    where = () if model is None else ("--model", str(model))
     environment = {"EVERSTREAM_SAVE_INTERVAL_TOKENS": "64"}
-    with ServerProcess("--store", store, *where, *flags, environment=environment) as server:
+    flags = ("--store", str(store), *where, *flags)
+    with ServerProcess(*flags, program=program, environment=environment) as server:
         await survive(server, streams, odometer, form.kills(seed))
         assert {stream.ends[-1] for stream in streams} == {"finished"}
         assert any(len(stream.resumed) > 1 for stream in streams)
@@ -76,6 +87,7 @@ async def prove(form: Form, seed: int, store: Path, model: Path | None, *flags: 
     assert told == kept
     assert len(kept) == form.num_sessions, "a session was begun twice"
     check_alone(streams, history, kept, model)
+    return streams
 
 
 @pytest.mark.timeout(1800)
@@ -94,6 +106,19 @@ async def test_every_transcript_of_the_bundled_model_is_whole_after_kills(
 ) -> None:
     form = Form(10, 24, 600) if long else Form(2, 6, 200)
     await prove(form, 2, tmp_path / "store", None)
+
+
+@needs_native
+async def test_every_transcript_is_whole_after_kills_while_drafts_are_checked(
+    tmp_path: Path, long: bool
+) -> None:
+    """The texts are loops, which drafts find, of few enough streams to get any."""
+    form = Form(40, 8, 2000) if long else Form(4, 6, 400)
+    model = write_model(tmp_path / "model")
+    streams = await prove(form, 3, tmp_path / "store", model, program=DRAFTING, temperature=0.0)
+    usages = [stream.frames[-1]["usage"] for stream in streams]
+    details = [usage.get("completion_tokens_details", {}) for usage in usages]
+    assert sum(each.get("accepted_prediction_tokens", 0) for each in details) > 0
 
 
 @pytest.mark.database

@@ -23,8 +23,18 @@ from server.store.base import Identity
 from server.store.portable import export_session, import_session
 from server.store.sqlite.store import open_store
 from tests.reliability.engines import BACKENDS, Model
+from tests.server.engine.drafters import ScriptedDrafter
 from tests.server.engine.ledger import Ledger
-from tests.tiny import drain, finished, request, solo, state_of, tokens_of
+from tests.tiny import (
+    drain,
+    finished,
+    request,
+    solo,
+    started,
+    state_of,
+    tiny_tokenizer,
+    tokens_of,
+)
 
 ATTENTIONS = ["elu", "gated", "vq", "window_linear", "rwkv7", "mamba2", "qwen35", "qwen35-slide"]
 #: Past the windows, several chunks of the grid and a rest.
@@ -208,6 +218,23 @@ def exported_and_imported(model: Model) -> Bits:
     return end(heir, heir.kept.adopt(taken, "me", 0.0).session)
 
 
+def drafted(model: Model) -> Bits:
+    """Its first turn several tokens a step, of which some are drafted wrongly, the second one not.
+
+    Only where a chunk has the bits of single steps.
+    """
+    if model.backend == "torch":
+        return cold(model)
+    whole = solo(model.engine(), request("first", FIRST, max_tokens=NUM_FIRST, **OPTIONS))
+    text = [*started(whole).start, *FIRST, *tokens_of(whole)]
+    vocab_size = tiny_tokenizer().vocab_size
+    engine = model.engine(drafter=ScriptedDrafter(vocab_size, {"first": text}))
+    session = begin(engine)
+    assert engine.stats().accepted_drafts_total and engine.stats().rejected_drafts_total
+    heir = model.engine()
+    return end(heir, heir.kept.adopt(engine.kept.value(session, "me"), "me", 0.0).session)
+
+
 def stored_and_opened_again(model: Model) -> Bits:
     """All but the store's folder is lost within the second turn, as by a kill."""
     engine = model.engine(save_interval=30)
@@ -252,6 +279,7 @@ WAYS: dict[str, Callable[[Model], Bits]] = {
         restarted_from_saves,
         adopted,
         exported_and_imported,
+        drafted,
         stored_and_opened_again,
     )
 }
