@@ -157,7 +157,7 @@ def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--size", choices=SIZES, default="S1")
     parser.add_argument("--attention", default="gated")
     parser.add_argument("--backend", default="auto", choices=("auto", "native", "torch"))
-    parser.add_argument("--dtype", default="auto", help="type: auto, float32, bfloat16 or int8")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, int8 or int4")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--sessions", type=int, default=10_000, help="sessions, at least 2")
     parser.add_argument(

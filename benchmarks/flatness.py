@@ -154,7 +154,7 @@ def arguments() -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument("--model", help="checkpoint folder; default: the bundled model")
     parser.add_argument("--backend", default="auto", choices=("auto", "native", "torch"))
-    parser.add_argument("--dtype", default="auto", help="type: auto, float32, bfloat16 or int8")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, int8 or int4")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--positions", type=int, nargs="+", default=[1_000, 100_000])
     parser.add_argument("--tokens", type=int, default=500, help="tokens timed per position")

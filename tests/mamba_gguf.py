@@ -104,7 +104,7 @@ def write_mamba(
         fill(writer)
     for key, data in (mamba_tensors(config, drawn(name)) if tensors is None else tensors).items():
         fits = data.ndim == 2 and not key.endswith(_WIDE)
-        fits = fits and (kind != "Q8_0" or data.shape[1] % 32 == 0)
+        fits = fits and (kind not in ("Q8_0", "Q4_0") or data.shape[1] % 32 == 0)
         type_ = GGMLQuantizationType[kind if fits else "F32"]
         writer.add_tensor(key, quantize(np.ascontiguousarray(data), type_), raw_dtype=type_)
     finish(writer)

@@ -29,7 +29,7 @@ WARM_UP_S = 0.05
 
 
 class FromFile(Native):
-    """A `decode.peers.Contender`; Q8_0 becomes the runtime's int8, a scale for each row."""
+    """A `decode.peers.Contender`; Q8_0 becomes int8 with a scale for each row, Q4_0 is int4."""
 
     def __init__(self, models: Path) -> None:
         super().__init__(models, "rwkv7")
@@ -38,12 +38,12 @@ class FromFile(Native):
         loaded = load_checkpoint(file_of(self.folder, point.size, point.dtype))
         return Runtime(loaded.config, loaded.weights, point.dtype, point.threads)
 
-    def cost(self, item_bytes: int, rows: int, point: Point) -> Cost:
+    def cost(self, item_bytes: float, rows: int, point: Point) -> Cost:
         return step_cost(CONFIGS[point.size], item_bytes, rows, point.streams)
 
 
 class HybridFromFile(Native):
-    """A `decode.peers.Contender`; Q8_0 becomes the runtime's int8, a scale for each row."""
+    """A `decode.peers.Contender`; Q8_0 becomes int8 with a scale for each row, Q4_0 is int4."""
 
     def __init__(self, models: Path) -> None:
         super().__init__(models, "hybrid")
@@ -57,12 +57,12 @@ class HybridFromFile(Native):
         bounded = with_past(config, hybrids.CONTEXT, "stop")
         return Runtime(bounded, weights, point.dtype, point.threads)
 
-    def cost(self, item_bytes: int, rows: int, point: Point) -> Cost:
+    def cost(self, item_bytes: float, rows: int, point: Point) -> Cost:
         return hybrids.step_cost(point, 4 * hybrids.position_numbers(hybrids.CONFIGS[point.size]))
 
 
 class MambaFromFile(Native):
-    """A `decode.peers.Contender`; Q8_0 becomes the runtime's int8, a scale for each row."""
+    """A `decode.peers.Contender`; Q8_0 becomes int8 with a scale for each row, Q4_0 is int4."""
 
     def __init__(self, models: Path) -> None:
         super().__init__(models, "mamba2")
@@ -71,7 +71,7 @@ class MambaFromFile(Native):
         loaded = load_checkpoint(gguf_of(self.folder, point.size, point.dtype))
         return Runtime(loaded.config, loaded.weights, point.dtype, point.threads)
 
-    def cost(self, item_bytes: int, rows: int, point: Point) -> Cost:
+    def cost(self, item_bytes: float, rows: int, point: Point) -> Cost:
         return step_cost(config_of(point.size), item_bytes, rows, point.streams)
 
 

@@ -28,6 +28,7 @@ GGUF_DTYPES = {
     "float32": ("float32", "F32"),
     "bfloat16": ("bfloat16", "BF16"),
     "int8": ("q8_0", "Q8_0"),
+    "int4": ("q4_0", "Q4_0"),
 }
 
 

@@ -35,7 +35,7 @@ CONFIGS: dict[str, HybridConfig] = {
 #: read-outs and one update, each with an addition.
 OPERATIONS_PER_STATE_NUMBER = 8
 #: By our types; the others are llama.cpp's.
-FILE_TYPES = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0"}
+FILE_TYPES = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 #: Tensors that stay float32, as in published files.
 WIDE = ("ssm_conv1d.weight", "shortconv.conv.weight")
 

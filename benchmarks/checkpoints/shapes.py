@@ -22,6 +22,7 @@ INTO_RESIDUAL = ("time_mix.output.weight", "channel_mix.value.weight")
 FORMATS = {
     "bfloat16": ("gguf", "bfloat16", "BF16.gguf"),
     "int8": ("gguf", "q8_0", "Q8_0.gguf"),
+    "int4": ("gguf", "q4_0", "Q4_0.gguf"),
     "float32": ("gguf", "float32", "F32.gguf"),
     "pth": ("pth", "bfloat16", "bf16.pth"),
     "hf": ("hf", "bfloat16", "hf"),

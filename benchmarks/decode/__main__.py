@@ -58,7 +58,7 @@ def takes_part(name: str, point: Point) -> bool:
     few = point.dtype == FAR_DTYPE and point.streams in (1, MANY_STREAMS)
     if name == "compile":
         return point.size != SLOW_SIZE and few and not point.context and point.mode == "decode"
-    if point.dtype == "int8" or (point.size == SLOW_SIZE and not few):
+    if point.dtype in ("int8", "int4") or (point.size == SLOW_SIZE and not few):
         return False
     is_past_short = point.streams == 1 and point.context <= MAX_COPIED_TOKENS
     return not point.context or (name == "generate" and is_past_short)

@@ -15,7 +15,12 @@ from benchmarks.decode.shapes import Size, peer_tensors, rwkv7_ranks
 from benchmarks.process import make_once
 
 #: Which file types correspond to ours of that name; the faster one is what we are compared with.
-FILE_TYPES = {"float32": ("F32",), "bfloat16": ("BF16", "F16"), "int8": ("Q8_0",)}
+FILE_TYPES = {
+    "float32": ("F32",),
+    "bfloat16": ("BF16", "F16"),
+    "int8": ("Q8_0",),
+    "int4": ("Q4_0",),
+}
 
 CONTEXT_LENGTH = 1 << 20
 NORM_EPS = 1e-5

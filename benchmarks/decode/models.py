@@ -74,7 +74,7 @@ def checkpoint(folder: Path, size: Size, attention: str) -> Path:
     return make_once(folder / f"{size.name}-{attention}", write)
 
 
-def step_cost(config: Config, item_bytes: int, rows: int, streams: int) -> Cost:
+def step_cost(config: Config, item_bytes: float, rows: int, streams: int) -> Cost:
     """Of ``rows`` tokens in ``streams`` streams: weights, and each stream's state in and out.
 
     A head that is the embedding is read as one of its own would be.

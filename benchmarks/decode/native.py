@@ -54,7 +54,7 @@ class Native(Steps):
         config = ModelConfig.load(path / "config.json")
         return Runtime(config, read_weights(path), point.dtype, point.threads)
 
-    def cost(self, item_bytes: int, rows: int, point: Point) -> Cost:
+    def cost(self, item_bytes: float, rows: int, point: Point) -> Cost:
         """Of a step of ``rows`` tokens."""
         config = self._runtime.config
         assert isinstance(config, ModelConfig)

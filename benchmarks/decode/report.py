@@ -16,7 +16,7 @@ from benchmarks.report import Figures, markdown, read_result
 MISSING = "-"
 #: Raw figures of every turn, which a gathered result leaves out.
 RAW = ("rounds", "bandwidths")
-SHORT = {"float32": "f32", "bfloat16": "bf16", "int8": "int8"}
+SHORT = {"float32": "f32", "bfloat16": "bf16", "int8": "int8", "int4": "int4"}
 
 
 @dataclass

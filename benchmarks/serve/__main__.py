@@ -52,7 +52,7 @@ def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--peers", nargs="*", choices=PEERS, default=[], help="other servers to measure"
     )
-    parser.add_argument("--dtype", help="type: auto, float32, bfloat16 or int8")
+    parser.add_argument("--dtype", help="type: auto, float32, bfloat16, int8 or int4")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of a server")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--requests", type=int, default=8, help="requests of each stream")

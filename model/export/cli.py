@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from model.checkpoint import Checkpoint
 
 Format = Literal["everstream", "gguf", "pth", "hf"]
-Dtype = Literal["float32", "bfloat16", "float16", "q8_0"]
+Dtype = Literal["float32", "bfloat16", "float16", "q8_0", "q4_0"]
 
 
 def export_command(
@@ -28,7 +28,7 @@ def export_command(
         ),
     ] = "everstream",
     dtype: Annotated[
-        Dtype, typer.Option(help="Type of the stored weights; q8_0 is for gguf only.")
+        Dtype, typer.Option(help="Type of the stored weights; q8_0 and q4_0 are for gguf only.")
     ] = "bfloat16",
     tokenizer: Annotated[
         Path | None, typer.Option(help="Tokenizer file, if it is not in the model's folder.")
@@ -39,8 +39,8 @@ def export_command(
     """Write a model in another format or dtype."""
     from model.checkpoint import load_checkpoint, locate
 
-    if dtype == "q8_0" and format != "gguf":
-        raise typer.BadParameter("q8_0 is for --format gguf", param_hint="--dtype")
+    if dtype in ("q8_0", "q4_0") and format != "gguf":
+        raise typer.BadParameter(f"{dtype} is for --format gguf", param_hint="--dtype")
     changes = lora_of(lora, lora_alpha)
     is_file = format in ("gguf", "pth")
     if is_file and out.suffix != f".{format}":

@@ -17,7 +17,7 @@ from gguf.quants import quant_shape_to_byte_shape, quantize
 from model.tensor_spec import Shape
 from model.weights import Array
 
-KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
+KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
 
 
 class Planned(NamedTuple):
@@ -69,7 +69,7 @@ def write_tensors(
 def _kind(one: Planned, wanted: str) -> GGMLQuantizationType:
     if len(one.shape) == 1 or one.stays_float32:
         return GGMLQuantizationType.F32
-    if wanted == "Q8_0" and one.shape[-1] % 32:
+    if wanted in ("Q8_0", "Q4_0") and one.shape[-1] % 32:
         return GGMLQuantizationType.F16
     return GGMLQuantizationType[wanted]
 

@@ -77,6 +77,10 @@ class Renamed(StoredWeights):
         assert isinstance(self._files, StoredWeights), type(self._files)
         return self._files.stored_dtype
 
+    def dtype_of(self, name: str) -> str:
+        assert isinstance(self._files, StoredWeights), type(self._files)
+        return self._files.dtype_of(self._parts[name].keys[0])
+
     @property
     def is_quantized(self) -> bool:
         return isinstance(self._files, StoredWeights) and self._files.is_quantized

@@ -33,7 +33,13 @@ except ImportError as error:
     _module, _reason = None, str(error)
 
 #: How weights are kept; the names are those of ``everstream serve --dtype``.
-DTYPES = ("float32", "bfloat16", "int8")
+DTYPES = ("float32", "bfloat16", "int8", "int4")
+#: Those that torch has no products of.
+NATIVE_DTYPES = ("int8", "int4")
+#: What GGUF calls the blocks that are int4 here, number by number.
+INT4_KIND = "Q4_0"
+#: What a runtime of int4 holds in int8; see the notebook.
+INT8_TABLES = ("embedding.weight", "position_embedding.weight", "head.weight")
 #: In the place of a token: the logits were not finite.
 NOT_FINITE = -2
 
@@ -291,6 +297,17 @@ class _Source:
         if shape_in(self._weights, name) != self._shapes[name]:
             raise NativeError(f"weight {name!r} has another shape")
         return self._shapes[name]
+
+    def stays_int8(self, name: str) -> bool:
+        """Whether a matrix is held in int8 by a runtime of int4.
+
+        One that a file of int4 has in more bits, which its author chose; and of other files
+        what is looked up or gives logits.
+        """
+        weights = self._weights
+        if isinstance(weights, StoredWeights) and weights.stored_dtype == INT4_KIND:
+            return weights.dtype_of(name) != INT4_KIND
+        return name in INT8_TABLES
 
     def __call__(
         self, name: str, begin: int = 0, end: int | None = None

@@ -274,8 +274,10 @@ def eval_command(
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Number of threads.", min=1)] = None,
     dtype: Annotated[
-        Literal["float32", "bfloat16", "int8"],
-        typer.Option(help="Type of the weights, on torch of activations too; int8 is native only."),
+        Literal["float32", "bfloat16", "int8", "int4"],
+        typer.Option(
+            help="Type of the weights, on torch of activations too; int8 and int4 are native only."
+        ),
     ] = "float32",
     backend: Annotated[
         Literal["auto", "native", "torch"],
@@ -327,10 +329,10 @@ def _evaluator(
 
     Raises `NativeError` if the native runtime is required and cannot run the model.
     """
-    from model.native.runtime import NativeError, Runtime, num_cores
+    from model.native.runtime import NATIVE_DTYPES, NativeError, Runtime, num_cores
 
-    if dtype == "int8" and backend == "torch":
-        raise NativeError("--dtype int8 needs the native runtime, not --backend torch")
+    if dtype in NATIVE_DTYPES and backend == "torch":
+        raise NativeError(f"--dtype {dtype} needs the native runtime, not --backend torch")
     if backend != "torch":
         from model.quantization import evaluate as native
 
@@ -339,7 +341,7 @@ def _evaluator(
             runtime = Runtime(checkpoint.config, weights, dtype, cores)
             return "native", partial(native.evaluate, runtime, checkpoint.tokenizer)
         except NativeError:
-            if backend == "native" or dtype == "int8":
+            if backend == "native" or dtype in NATIVE_DTYPES:
                 raise
     import torch
 

@@ -72,6 +72,10 @@ class StoredWeights(Mapping[str, Array], ABC):
     def stored_dtype(self) -> str:
         """The dtype of most of the numbers in the files, such as ``int8``."""
 
+    def dtype_of(self, name: str) -> str:
+        """The dtype that the files have a tensor in, where they may differ; of several, one."""
+        return self.stored_dtype
+
     @property
     def is_quantized(self) -> bool:
         """Whether most of the numbers are in blocks or rows of integers with a scale."""
@@ -111,6 +115,9 @@ class WrappedWeights(StoredWeights):
     @property
     def stored_dtype(self) -> str:
         return self._base.stored_dtype
+
+    def dtype_of(self, name: str) -> str:
+        return self._base.dtype_of(name)
 
     @property
     def is_quantized(self) -> bool:

@@ -115,6 +115,9 @@ class GgufFile(MappedWeights[GgufTensor]):
     def stored_dtype(self) -> str:
         return most_common_dtype((t.kind.name, t.shape) for t in self._tensors.values())
 
+    def dtype_of(self, name: str) -> str:
+        return self._tensors[name].kind.name
+
     @property
     def is_quantized(self) -> bool:
         return self.stored_dtype in QUANTIZED

@@ -17,7 +17,7 @@ Threads = Annotated[
     ),
 ]
 Dtype = Annotated[
-    Literal["auto", "float32", "bfloat16", "int8"],
+    Literal["auto", "float32", "bfloat16", "int8", "int4"],
     typer.Option("--dtype", help="Type of the weights."),
 ]
 Model = Annotated[

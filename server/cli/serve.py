@@ -54,7 +54,7 @@ FLAGS: tuple[tuple[str, Any, str], ...] = (
     ("port", int, "Port to listen on; 0 selects a free one [8000]."),
     ("backend", str, "Runtime of the model: auto, native or torch [auto]."),
     ("threads", int, "Number of threads of the model [all cores, or 1 on torch]."),
-    ("dtype", str, "Type of the weights: auto, float32, bfloat16 or int8 [auto]."),
+    ("dtype", str, "Type of the weights: auto, float32, bfloat16, int8 or int4 [auto]."),
     ("speculation", str, "Several tokens a step where drafts pay: auto or off [off]."),
     ("reasoning", str, "Thinking in chats: on, off, template, or its maximum tokens [by model]."),
     (

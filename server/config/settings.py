@@ -73,7 +73,7 @@ class ServerConfig(BaseModel):
     backend: Literal["auto", "native", "torch"] = "auto"
     #: None leaves the number to the backend.
     threads: int | None = Field(default=None, ge=1)
-    dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "int8", "int4"] = "auto"
 
     #: "auto" drafts tokens where that makes a stream faster; the text is the same.
     speculation: Literal["auto", "off"] = "off"

@@ -9,10 +9,10 @@ from typing import Literal
 
 from model.architectures.config import Config
 from model.checkpoint import Checkpoint
-from model.native.runtime import NativeError, Runtime, built, num_cores
+from model.native.runtime import INT4_KIND, NATIVE_DTYPES, NativeError, Runtime, built, num_cores
 from model.state import StateLayout
 from model.tokenizer import Tokenizer
-from model.weights import is_quantized, num_parameters
+from model.weights import StoredWeights, Weights, is_quantized, num_parameters
 from server.engine.cpu_state_pool import CpuStatePool
 from server.engine.engine import Engine, EngineConfig
 from server.engine.native_runner import NativeRunner
@@ -56,7 +56,7 @@ def open_backend(
 ) -> Backend:
     """Loads the model's weights into what will run it, and logs which that is and why.
 
-    ``dtype`` is auto, float32, bfloat16 or int8, and ``threads`` None takes all
+    ``dtype`` is auto or one of `model.native.runtime.DTYPES`, and ``threads`` None takes all
     cores for the native runtime and one thread for torch. Raises `BackendError`.
     """
     reason = "it was asked for"
@@ -67,8 +67,8 @@ def open_backend(
             if name == "native":
                 raise BackendError(f"--backend native: {error}") from error
             reason = str(error)
-    if dtype == "int8":
-        raise BackendError(f"--dtype int8 needs the native runtime: {reason}")
+    if dtype in NATIVE_DTYPES:
+        raise BackendError(f"--dtype {dtype} needs the native runtime: {reason}")
     return _torch(checkpoint, dtype, threads or 1, reason)
 
 
@@ -76,7 +76,7 @@ def _native(checkpoint: Checkpoint, dtype: str, threads: int) -> Backend:
     """Raises `BackendError` where the runtime is not built or does not cover the model."""
     config, tokenizer = checkpoint.config, checkpoint.tokenizer
     if dtype == "auto":
-        dtype = "int8" if is_quantized(checkpoint.weights) else "bfloat16"
+        dtype = _auto_dtype(checkpoint.weights)
     if not built():
         raise BackendError(NOT_BUILT)
     weights = WatchedWeights(checkpoint.weights)
@@ -95,6 +95,14 @@ def _native(checkpoint: Checkpoint, dtype: str, threads: int) -> Backend:
         *(runtime.level, dtype, threads),
     )
     return Backend("native", dtype, config, tokenizer, lambda pool: NativeRunner(runtime, pool))
+
+
+def _auto_dtype(weights: Weights) -> str:
+    """What holds the numbers of a file on the native runtime."""
+    if not is_quantized(weights):
+        return "bfloat16"
+    is_int4 = isinstance(weights, StoredWeights) and weights.stored_dtype == INT4_KIND
+    return "int4" if is_int4 else "int8"
 
 
 def _torch(checkpoint: Checkpoint, dtype: str, threads: int, reason: str) -> Backend:

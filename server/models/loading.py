@@ -126,3 +126,8 @@ class WatchedWeights(StoredWeights):
         if isinstance(self._weights, StoredWeights):
             return self._weights.stored_dtype
         return "float32"
+
+    def dtype_of(self, name: str) -> str:
+        if isinstance(self._weights, StoredWeights):
+            return self._weights.dtype_of(name)
+        return "float32"

@@ -42,6 +42,21 @@ async def test_gguf_writes_the_text_of_the_native_file(file: Path, gguf: Path) -
     assert texts[0] == texts[1]
 
 
+async def test_q4_0_is_served_in_int4_and_a_session_continues(gguf: Path) -> None:
+    shape = SHAPES["square"]
+    fill = byte_level_vocabulary(tiny_tokenizer(), shape.vocab_size)
+    write_gguf(gguf, shape, gguf_tensors(published(shape)), "Q4_0", fill)
+    async with served(str(gguf)) as server:
+        (model,) = (await server.http.get("/v1/models")).json()["data"]
+        assert model["everstream"]["dtype"] == "int4"
+        whole = await server.text("Once", max_tokens=24, temperature=0)
+        session = (await server.http.post("/v1/sessions", json={})).json()["session"]
+        parts = [await server.text("Once", max_tokens=12, temperature=0, session=session)]
+        parts.append(await server.text("", max_tokens=12, temperature=0, session=session))
+    assert "".join(parts) == whole
+    assert everstream("generate", "--model", gguf, "--max-tokens", "4", "Once").startswith("Once")
+
+
 async def test_tokenizer_may_be_elsewhere(gguf: Path, tmp_path: Path) -> None:
     shape = SHAPES["square"]
     bare = write_gguf(tmp_path / "bare.gguf", shape, gguf_tensors(published(shape)))
@@ -131,11 +146,11 @@ async def test_lora_is_merged_by_every_command(file: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("form", "stored"), [("pth", "float32"), ("gguf", "Q8_0"), ("hf", "bfloat16")]
+    ("form", "stored"), [("pth", "float32"), ("gguf", "Q8_0"), ("gguf", "Q4_0"), ("hf", "bfloat16")]
 )
 def test_inspect_shows_what_it_is(file: Path, tmp_path: Path, form: str, stored: str) -> None:
     out = tmp_path / ("hf" if form == "hf" else f"other.{form}")
-    dtype = {"Q8_0": "q8_0"}.get(stored, stored)
+    dtype = {"Q8_0": "q8_0", "Q4_0": "q4_0"}.get(stored, stored)
     exported = CliRunner().invoke(
         app, ["export", str(file), str(out), "--format", form, "--dtype", dtype]
     )

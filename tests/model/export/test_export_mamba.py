@@ -24,6 +24,8 @@ from tests.tiny import TEXT, tiny_tokenizer
 
 #: Of float32 log probabilities, in bits per token.
 TOLERANCE = 1e-4
+#: What GGUF calls a dtype of the command.
+KINDS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
 
 
 def checkpoint(name: str) -> Checkpoint:
@@ -73,21 +75,21 @@ def test_llama_cpp_reads_the_gguf_file_and_writes_the_same(tmp_path: Path, name:
     assert ids == logits.argmax(dim=-1).tolist()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "q8_0"])
+@pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("name", ["head", "first"])
 def test_gguf_has_the_tensors_and_types_of_the_converter(
     tmp_path: Path, name: str, dtype: str
 ) -> None:
     source, out = checkpoint(name), tmp_path / "model.gguf"
     writer_of(source, "gguf")(out, source, dtype)
-    kind = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "q8_0": "Q8_0"}[dtype]
+    kind = KINDS[dtype]
     found = {tensor.name: tensor for tensor in GGUFReader(out).tensors}
     wanted = mamba_tensors(SHAPES[name], drawn(name))
     assert found.keys() == wanted.keys()
     for key, tensor in found.items():
         assert tuple(reversed(tensor.shape.tolist())) == wanted[key].shape, key
         stays = wanted[key].ndim == 1 or key.endswith(("conv1d.weight", "_a", "_d", "norm.weight"))
-        small = kind == "Q8_0" and wanted[key].shape[-1] % 32
+        small = kind in ("Q8_0", "Q4_0") and wanted[key].shape[-1] % 32
         assert tensor.tensor_type.name == ("F32" if stays else "F16" if small else kind), key
 
 

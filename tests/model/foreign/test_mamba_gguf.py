@@ -28,12 +28,17 @@ Change = Callable[[Tensors], object]
 #: Rounding of a logarithm and of its exponential, relative to the largest weight.
 LOG_TOLERANCE = 1e-6
 #: Distance of the log probabilities from llama.cpp's with the same file, relative to how much they
-#: differ. It rounds inputs of BF16 and Q8_0 products to these types, the latter in blocks of 32,
-#: where we round whole rows; float32 differs by the order of sums.
-LLAMA_TOLERANCES = {"F32": ("float32", 2e-5), "BF16": ("bfloat16", 1e-2), "Q8_0": ("int8", 0.1)}
+#: differ. It rounds inputs of BF16 products to this type, and of Q8_0 and Q4_0 products to Q8_0,
+#: in blocks of 32, where we round whole rows; float32 differs by the order of sums.
+LLAMA_TOLERANCES = {
+    "F32": ("float32", 2e-5),
+    "BF16": ("bfloat16", 1e-2),
+    "Q8_0": ("int8", 0.1),
+    "Q4_0": ("int4", 0.1),
+}
 LLAMA_CASES = [
     *((name, "F32") for name in ("grouped", "head", "first", "falcon")),
-    *((name, kind) for name in ("grouped", "first") for kind in ("BF16", "Q8_0")),
+    *((name, kind) for name in ("grouped", "first") for kind in ("BF16", "Q8_0", "Q4_0")),
 ]
 
 

@@ -6,17 +6,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
-from gguf.quants import dequantize
+from gguf.quants import dequantize, quantize
 
 from model.architectures.rwkv7.chat import ENDS, TEMPLATE
 from model.checkpoint import Checkpoint, load_checkpoint, load_tokenizer
 from model.config import ConfigError
+from model.native.runtime import Runtime
 from model.tokenizer import TokenizerError
 from model.weights import CheckpointError, is_quantized
+from server.models.backend import open_backend
 from tests.gguf_files import Tensors, byte_level_vocabulary, finish, gguf_tensors, write_gguf
+from tests.int4 import Q4Weights, to_int4
+from tests.model.ops.cpu.models import feed
 from tests.rwkv7 import SHAPES, published, write_pth
 from tests.tiny import tiny_tokenizer
 
@@ -60,6 +65,34 @@ def test_lower_precisions_are_the_same_model_with_their_error(
     exact = logits(native)
     difference = (logits(checkpoint) - exact).std() / exact.std()
     assert error / 50 < difference < error
+
+
+def test_int4_weights_are_held_as_they_are(path: Path) -> None:
+    """Those of Q4_0, and the others of the file in int8; the head of this one is Q8_0."""
+    name = "output.weight"
+    blocks = quantize(TENSORS[name], GGMLQuantizationType.Q8_0)
+    raw = {name: (blocks, GGMLQuantizationType.Q8_0)}
+    checkpoint = load_checkpoint(write_gguf(path, SHAPE, TENSORS, "Q4_0", VOCABULARY, raw=raw))
+    held = open_backend(checkpoint, "native", threads=1)
+    assert held.dtype == "int4"
+    numbers = {name: np.asarray(weight, np.float32) for name, weight in checkpoint.weights.items()}
+    others = [name for name, values in numbers.items() if not is_exact(values)]
+    assert "head.weight" in others
+    assert "blocks.1.channel_mix.key.weight" not in others
+    runtimes = [
+        Runtime(checkpoint.config, weights, "int4")
+        for weights in (checkpoint.weights, Q4Weights(numbers, tuple(others)))
+    ]
+    wanted, found = (
+        feed(runtime, runtime.empty_pool(1), 0, list(range(2, 40))) for runtime in runtimes
+    )
+    assert found.tobytes() == wanted.tobytes()
+    assert runtimes[0].num_bytes == runtimes[1].num_bytes
+
+
+def is_exact(values: npt.NDArray[np.float32]) -> bool:
+    """Whether a matrix is of int4 numbers."""
+    return values.ndim == 2 and np.array_equal(to_int4(values), values)
 
 
 @pytest.mark.parametrize("kind", ["IQ2_XXS", "IQ4_XS", "TQ1_0"])

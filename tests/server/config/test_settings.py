@@ -87,7 +87,7 @@ def test_keys_are_not_in_repr() -> None:
         ({"max_sessions": 1, "state_memory": "1GiB"}, "--max-sessions and --state-memory"),
         ({"allowed_origins": "example.com"}, "--allow-origin"),
         ({"api_keys": ("",)}, "--api-key"),
-        ({"dtype": "int4"}, "--dtype"),
+        ({"dtype": "int2"}, "--dtype"),
         ({"backend": "cuda"}, "--backend"),
     ],
 )

@@ -55,10 +55,11 @@ def test_native_asked_for_and_missing_is_an_error() -> None:
         open_backend(uncovered(), "native")
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
 @pytest.mark.parametrize("name", ["auto", "torch"])
-def test_int8_without_the_native_runtime_is_an_error(name: Name) -> None:
-    with pytest.raises(BackendError, match="--dtype int8 needs the native runtime: "):
-        open_backend(uncovered(), name, "int8")
+def test_integers_without_the_native_runtime_are_an_error(name: Name, dtype: str) -> None:
+    with pytest.raises(BackendError, match=f"--dtype {dtype} needs the native runtime: "):
+        open_backend(uncovered(), name, dtype)
 
 
 @pytest.mark.parametrize("name", ["torch", pytest.param("native", marks=needs_native)])
@@ -78,7 +79,12 @@ def test_ids_beyond_the_tokenizer_are_never_sampled(name: Name) -> None:
 @needs_native
 @pytest.mark.parametrize(
     ("attention", "dtype"),
-    [*((name, "bfloat16") for name in SERVED), ("gated", "float32"), ("gated", "int8")],
+    [
+        *((name, "bfloat16") for name in SERVED),
+        ("gated", "float32"),
+        ("gated", "int8"),
+        ("gated", "int4"),
+    ],
 )
 def test_native_tokens_do_not_depend_on_threads_or_company(attention: str, dtype: str) -> None:
     mine = request("me", range(1, 150), max_tokens=30, seed=7)

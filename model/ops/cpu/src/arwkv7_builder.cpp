@@ -27,6 +27,7 @@ static void set_strides(const Model& model, Strides& s) {
 }
 
 EVERSTREAM_FAMILY(
-    arwkv7, build, set_strides, Precision::float32, Precision::bfloat16, Precision::int8)
+    arwkv7, build, set_strides, Precision::float32, Precision::bfloat16, Precision::int8,
+    Precision::int4)
 
 }  // namespace everstream

@@ -27,6 +27,7 @@ Precision precision_of(const std::string& name) {
     if (name == "float32") return Precision::float32;
     if (name == "bfloat16") return Precision::bfloat16;
     if (name == "int8") return Precision::int8;
+    if (name == "int4") return Precision::int4;
     throw std::invalid_argument("no precision '" + name + "'");
 }
 
@@ -47,7 +48,8 @@ Options options_of(const nb::dict& values, const nb::list& states) {
     return options;
 }
 
-// `source` has has(name) and shape(name), and source(name, begin, end) gives rows; see runtime.py.
+// `source` has has(name), shape(name) and stays_int8(name), and source(name, begin, end) gives rows;
+// see runtime.py.
 Weights weights_of(const nb::callable& source) {
     Weights weights;
     weights.has = [source](const std::string& name) {
@@ -55,6 +57,9 @@ Weights weights_of(const nb::callable& source) {
     };
     weights.shape = [source](const std::string& name) {
         return nb::cast<std::vector<int64_t>>(source.attr("shape")(name));
+    };
+    weights.stays_int8 = [source](const std::string& name) {
+        return nb::cast<bool>(source.attr("stays_int8")(name));
     };
     weights.rows = [source](const std::string& name, int64_t begin, int64_t end) {
         auto array = nb::cast<FloatArray>(source(name, begin, end));
@@ -239,7 +244,7 @@ public:
     }
 
     std::string level() const { return runtime_.kernels().name; }
-    bool rounds_inputs() const { return runtime_.kernels().rounds_inputs; }
+    bool rounds_inputs() const { return runtime_.kernels().has_dot; }
     size_t num_bytes() const { return runtime_.num_bytes(); }
     int num_threads() const { return runtime_.num_threads(); }
 

@@ -261,6 +261,7 @@ void set_strides(const Model& model, Strides& s) {
 }  // namespace
 
 EVERSTREAM_FAMILY(
-    block, build_block, set_strides, Precision::float32, Precision::bfloat16, Precision::int8)
+    block, build_block, set_strides, Precision::float32, Precision::bfloat16, Precision::int8,
+    Precision::int4)
 
 }  // namespace everstream

@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "matmul.h"
+#include "round_int4.h"
 
 #define EVERSTREAM_JOIN_NAME(a, b) a##b
 #define EVERSTREAM_KERNELS(level) EVERSTREAM_JOIN_NAME(kernels_, level)
@@ -58,14 +59,13 @@ double multiply_add_rate(double seconds, Precision precision) {
         alignas(64) float weights[K * PANEL], x[TALL_ROWS * K], scales[TALL_ROWS + PANEL];
         alignas(64) float products[TALL_ROWS * PANEL];
         alignas(64) uint16_t half[TALL_ROWS * K];
-        alignas(64) uint8_t quads[TALL_ROWS * K * 2];
-        alignas(64) int32_t sums[PANEL];
+        alignas(64) uint8_t integers[TALL_ROWS * integer_bytes(K)];
     } at = {};
     Input in;
-    in.f = at.x, in.stride = K, in.half = at.half, in.quads = at.quads, in.scale = at.scales;
+    in.f = at.x, in.stride = K, in.half = at.half, in.integers = at.integers, in.scale = at.scales;
     Matrix w;
     w.precision = precision, w.n = w.panel = PANEL, w.k = w.k_padded = K, w.data = at.weights;
-    w.scale = at.scales + TALL_ROWS, w.sums = at.sums;
+    w.scale = at.scales + TALL_ROWS;
     // Through a pointer, so that what is timed is what a product calls.
     volatile Tile run = tile<TALL_ROWS, TALL_NV>;
     const auto begin = std::chrono::steady_clock::now();
@@ -115,6 +115,7 @@ const Kernels EVERSTREAM_KERNELS(EVERSTREAM_LEVEL) = {
     EVERSTREAM_LEVEL::all_finite,
     EVERSTREAM_LEVEL::arg_max,
     EVERSTREAM_LEVEL::block_sums,
+    EVERSTREAM_LEVEL::round_int4,
     EVERSTREAM_LEVEL::multiply_add_rate,
     EVERSTREAM_LEVEL::read_rate,
 };

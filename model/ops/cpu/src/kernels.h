@@ -38,7 +38,7 @@ struct Batch {
     float* const* buffers = nullptr;  // what the family has of its own
     // The inputs of products in the form that the precision needs.
     uint16_t* half = nullptr;
-    uint8_t* quads = nullptr;
+    uint8_t* integers = nullptr;
     float* scales = nullptr;
     char* const* private_room = nullptr;  // [threads], each of FamilyKernels::private_bytes
 };
@@ -60,12 +60,15 @@ struct Kernels {
     const char* name;
     Level level;
     int panel, part;     // outputs of a packed panel, and of each of its parts
-    bool rounds_inputs;  // bfloat16 products take bfloat16 inputs
+    bool has_dot;        // bfloat16 products take bfloat16 inputs; int8 weights are 128 more
     // weights[i] = exp((logits[i] - largest) * inverse_temperature)
     void (*softmax_weights)(const float* logits, int n, float inverse_temperature, float* weights);
     bool (*all_finite)(const float* logits, int n);
     int (*arg_max)(const float* logits, int n);
     void (*block_sums)(const float* weights, int n, float* sums);  // of SAMPLER_BLOCK each
+    // Rounds a row of k weights to int4: [padded k / 8] words and [padded k / GROUP] scales, as in a
+    // `Matrix`. A group whose numbers int4 holds exactly keeps them.
+    void (*round_int4)(const float* row, int k, uint32_t* words, uint16_t* scales);
     double (*multiply_add_rate)(double seconds, Precision);  // operations per second of one thread
     double (*read_rate)(const float* memory, size_t bytes, double seconds);  // bytes per second
 };

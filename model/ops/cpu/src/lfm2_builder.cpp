@@ -58,6 +58,7 @@ void set_strides(const Model& model, Strides& s) {
 }  // namespace
 
 EVERSTREAM_FAMILY(
-    lfm2, build, set_strides, Precision::float32, Precision::bfloat16, Precision::int8)
+    lfm2, build, set_strides, Precision::float32, Precision::bfloat16, Precision::int8,
+    Precision::int4)
 
 }  // namespace everstream

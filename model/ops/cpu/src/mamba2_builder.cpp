@@ -62,6 +62,7 @@ void set_strides(const Model& model, Strides& s) {
 }  // namespace
 
 EVERSTREAM_FAMILY(
-    mamba2, build_mamba2, set_strides, Precision::float32, Precision::bfloat16, Precision::int8)
+    mamba2, build_mamba2, set_strides, Precision::float32, Precision::bfloat16, Precision::int8,
+    Precision::int4)
 
 }  // namespace everstream

@@ -64,6 +64,7 @@ void set_strides(const Model& model, Strides& s) {
 }  // namespace
 
 EVERSTREAM_FAMILY(
-    mamba, build_mamba, set_strides, Precision::float32, Precision::bfloat16, Precision::int8)
+    mamba, build_mamba, set_strides, Precision::float32, Precision::bfloat16, Precision::int8,
+    Precision::int4)
 
 }  // namespace everstream

@@ -7,30 +7,36 @@
 
 namespace everstream {
 
-enum class Precision { float32, bfloat16, int8 };
+enum class Precision { float32, bfloat16, int8, int4 };
+
+// int4 weights that lie next to each other along k and share a float16 scale.
+constexpr int GROUP = 32;
 
 // y = x W^T for a weight [n, k], packed for one level in panels of `panel` rows of W, each in parts
 // of `part` rows:
 //   float32   [k][part]
 //   bfloat16  [k / 2][part][2]
-//   int8      [k / 4][part][4], times `scale` [n]; `sums` [n] is 128 times the sum of each row
-// k is padded with zeros to `k_padded`, n to a multiple of `panel`.
+//   int8      [k / 4][part][4], times `scale` [n]; 128 more at levels with dot products
+//   int4      [k / GROUP]: [GROUP / 8][part] words of eight numbers of 0 to 15, which are 8 more, and
+//             [part] float16 scales
+// k is padded to `k_padded`, n to a multiple of `panel`, with weights that multiply zeros or are zero.
 struct Matrix {
     Precision precision = Precision::float32;
     int n = 0, k = 0, k_padded = 0, panel = 0, part = 0;
     const void* data = nullptr;
     const float* scale = nullptr;
-    const int32_t* sums = nullptr;
     const float* bias = nullptr;  // [n padded], or null
 
     int num_panels() const { return (n + panel - 1) / panel; }
     size_t panel_bytes() const {
-        const size_t size = precision == Precision::float32 ? 4 : precision == Precision::bfloat16 ? 2 : 1;
-        return size * size_t(k_padded) * size_t(panel);
+        const size_t count = size_t(k_padded) * size_t(panel);
+        if (precision == Precision::int4) return count / GROUP * (GROUP / 2 + 2);
+        return count * (precision == Precision::float32 ? 4 : precision == Precision::bfloat16 ? 2 : 1);
     }
 };
 
-// Rows that are looked up: [n, k] in float32, bfloat16, or int8 times a scale per row.
+// Rows that are looked up: [n, k] in float32, bfloat16, int8 times a scale per row, or int4: groups of
+// [GROUP / 8] words and a scale, as in a Matrix.
 struct Table {
     Precision precision = Precision::float32;
     int n = 0, k = 0;

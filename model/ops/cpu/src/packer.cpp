@@ -157,7 +157,14 @@ const float* Packer::transposed(const Weight& weight, int64_t groups, const floa
     return out;
 }
 
-Table Packer::table(const std::string& name, Precision precision) {
+Precision Packer::held(const std::vector<std::string>& names, Precision wanted) const {
+    if (wanted != Precision::int4) return wanted;
+    const auto stays = [this](const std::string& name) { return weights_.stays_int8(name); };
+    return std::any_of(names.begin(), names.end(), stays) ? Precision::int8 : wanted;
+}
+
+Table Packer::table(const std::string& name, Precision wanted) {
+    const Precision precision = held({name}, wanted);
     const int64_t n = sizes(name).first, k = sizes(name).second;
     Table table;
     table.precision = precision;
@@ -173,6 +180,21 @@ Table Packer::table(const std::string& name, Precision precision) {
         uint16_t* data = arena.allocate<uint16_t>(count);
         each_rows(name, [&](int64_t begin, int64_t num, const float* rows) {
             std::transform(rows, rows + num * k, data + begin * k, to_bf16);
+        });
+        table.data = data;
+    } else if (precision == Precision::int4) {
+        const size_t groups = (width + GROUP - 1) / GROUP, bytes = GROUP / 2 + 2;
+        char* data = arena.allocate<char>(size_t(n) * groups * bytes);
+        words_.resize(groups * GROUP / 8), halves_.resize(groups);
+        each_rows(name, [&](int64_t begin, int64_t num, const float* rows) {
+            for (int64_t i = 0; i < num; i++) {
+                kernels_.round_int4(rows + i * k, int(k), words_.data(), halves_.data());
+                char* to = data + size_t(begin + i) * groups * bytes;
+                for (size_t g = 0; g < groups; g++, to += bytes) {
+                    std::memcpy(to, words_.data() + g * GROUP / 8, GROUP / 2);
+                    std::memcpy(to + GROUP / 2, halves_.data() + g, 2);
+                }
+            }
         });
         table.data = data;
     } else {
@@ -194,6 +216,7 @@ Table Packer::table(const std::string& name, Precision precision) {
 // Rows `at` to `at + num` of the packed matrix, all of one part. Each is rounded to words of four
 // bytes, and these are written from the part's beginning to its end.
 void Packer::pack_rows(const Matrix& w, int64_t at, int64_t num, const float* rows) {
+    if (w.precision == Precision::int4) return pack_int4_rows(w, at, num, rows);
     const size_t P = size_t(w.part), k = size_t(w.k), n = size_t(num);
     const size_t part_bytes = w.panel_bytes() / size_t(w.panel / w.part);
     const size_t length = part_bytes / 4 / P;  // words of a row
@@ -210,12 +233,10 @@ void Packer::pack_rows(const Matrix& w, int64_t at, int64_t num, const float* ro
             std::memcpy(to, halves_.data(), k * sizeof(uint16_t));
         } else {
             const float scale = row_scale(row, w.k);
-            int32_t sum = 0;
-            auto* q = reinterpret_cast<int8_t*>(to);
-            for (size_t i = 0; i < k; i++) q[i] = to_int8(row[i], scale);
-            for (size_t i = 0; i < k; i++) sum += 128 * q[i];
+            const int more = kernels_.has_dot ? 128 : 0;
+            auto* q = reinterpret_cast<uint8_t*>(to);
+            for (size_t i = 0; i < k; i++) q[i] = uint8_t(to_int8(row[i], scale) + more);
             const_cast<float*>(w.scale)[size_t(at) + r] = scale;
-            const_cast<int32_t*>(w.sums)[size_t(at) + r] = sum;
         }
     }
     char* begin = const_cast<char*>(static_cast<const char*>(w.data)) + size_t(at) / P * part_bytes;
@@ -224,16 +245,41 @@ void Packer::pack_rows(const Matrix& w, int64_t at, int64_t num, const float* ro
         for (size_t r = 0; r < n; r++) out[j * P + r] = words_[r * stride + j];
 }
 
+void Packer::pack_int4_rows(const Matrix& w, int64_t at, int64_t num, const float* rows) {
+    constexpr size_t WORDS = GROUP / 8;  // of a row of a group
+    const size_t P = size_t(w.part), n = size_t(num), groups = size_t(w.k_padded) / GROUP;
+    const size_t group_bytes = P * (GROUP / 2 + 2);
+    words_.resize(n * groups * WORDS), halves_.resize(n * groups);
+    for (size_t r = 0; r < n; r++)
+        kernels_.round_int4(
+            rows + r * size_t(w.k), w.k, words_.data() + r * groups * WORDS,
+            halves_.data() + r * groups);
+    char* to = const_cast<char*>(static_cast<const char*>(w.data));
+    to += size_t(at) / P * groups * group_bytes;
+    for (size_t g = 0; g < groups; g++, to += group_bytes) {
+        uint32_t* words = reinterpret_cast<uint32_t*>(to) + size_t(at) % P;
+        uint16_t* scales = reinterpret_cast<uint16_t*>(to + P * GROUP / 2) + size_t(at) % P;
+        for (size_t r = 0; r < n; r++) {
+            const uint32_t* from = words_.data() + (r * groups + g) * WORDS;
+            for (size_t i = 0; i < WORDS; i++) words[i * P + r] = from[i];
+            scales[r] = halves_[r * groups + g];
+        }
+    }
+}
+
 Matrix Packer::pack(
-    const std::vector<std::string>& names, Precision precision, Rows rows_lie, Bias bias_is) {
+    const std::vector<std::string>& names, Precision wanted, Rows rows_lie, Bias bias_is) {
     const bool paired = rows_lie == Rows::paired;
     const auto adds_bias = [&](const std::string& name) {
         return bias_is == Bias::added && has(name + ".bias");
     };
+    std::vector<std::string> keys;
+    for (const std::string& name : names) keys.push_back(name + ".weight");
     Matrix w;
-    w.precision = precision;
+    w.precision = held(keys, wanted);
     w.panel = kernels_.panel, w.part = kernels_.part;
-    w.k = int(sizes(names.at(0) + ".weight").second), w.k_padded = (w.k + 3) / 4 * 4;
+    const int multiple = w.precision == Precision::int4 ? GROUP : 4;
+    w.k = int(sizes(keys.at(0)).second), w.k_padded = (w.k + multiple - 1) / multiple * multiple;
     int64_t num = 0;
     bool has_bias = false;
     for (const std::string& name : names) {
@@ -246,10 +292,7 @@ Matrix Packer::pack(
     w.n = int(paired ? pairs * w.panel : num);
     const size_t padded_n = size_t(w.num_panels()) * size_t(w.panel);
     w.data = arena.allocate<char>(size_t(w.num_panels()) * w.panel_bytes());
-    if (precision == Precision::int8) {
-        w.scale = arena.allocate<float>(padded_n);
-        w.sums = arena.allocate<int32_t>(padded_n);
-    }
+    if (w.precision == Precision::int8) w.scale = arena.allocate<float>(padded_n);
     float* bias = has_bias ? arena.allocate<float>(padded_n) : nullptr;
     w.bias = bias;
     const auto place = [&](int64_t row) {

@@ -27,6 +27,8 @@ struct Weights {
     std::function<bool(const std::string& name)> has;  // whether the config lists one
     std::function<std::vector<int64_t>(const std::string& name)> shape;
     std::function<Weight(const std::string& name, int64_t begin, int64_t end)> rows;
+    // Whether a matrix is held in int8 where int4 is asked for.
+    std::function<bool(const std::string& name)> stays_int8;
 };
 
 // The options of a model by name; see options.py for what they are.
@@ -95,9 +97,9 @@ public:
     Weight weight(const std::string& name) const;
     // The matrices `name`.weight [n, k] one under the other, and `name`.bias [n] where one has it.
     Matrix pack(
-        const std::vector<std::string>& names, Precision precision, Rows rows = Rows::plain,
+        const std::vector<std::string>& names, Precision wanted, Rows rows = Rows::plain,
         Bias bias = Bias::added);
-    Table table(const std::string& name, Precision precision);
+    Table table(const std::string& name, Precision wanted);
     const float* copy(const Weight& weight);
     const float* vector(const std::string& name) { return copy(weight(name)); }
     // `name`.weight, and `name`.bias where there is one.
@@ -114,7 +116,10 @@ private:
     // Calls `use(first row, number of rows, numbers)` for all rows of a matrix, some at a time.
     template <class Use>
     void each_rows(const std::string& name, Use use) const;
+    // The precision that a matrix or a table of these names is held in where `wanted` is asked for.
+    Precision held(const std::vector<std::string>& names, Precision wanted) const;
     void pack_rows(const Matrix& w, int64_t at, int64_t num, const float* rows);
+    void pack_int4_rows(const Matrix& w, int64_t at, int64_t num, const float* rows);
 
     const Weights& weights_;
     const Kernels& kernels_;

@@ -74,6 +74,7 @@ void set_strides(const Model& model, Strides& s) {
 }  // namespace
 
 EVERSTREAM_FAMILY(
-    qwen35, build, set_strides, Precision::float32, Precision::bfloat16, Precision::int8)
+    qwen35, build, set_strides, Precision::float32, Precision::bfloat16, Precision::int8,
+    Precision::int4)
 
 }  // namespace everstream

@@ -57,7 +57,8 @@ void Runtime::reserve(int rows, int wanted) {
         own_data_[i] = own_[i].data();
     }
     half_.reserve(floats(strides_.prepared) / 2);
-    quads_.reserve(floats(strides_.prepared) / 2);
+    // Of any level: two bytes a number, and the sums.
+    integers_.reserve(r * size_t(strides_.prepared * 2 + strides_.prepared / 8 + strides_.inputs * 8));
     scales_.reserve(floats(strides_.inputs));
     logits_.reserve(size_t(wanted) * size_t(strides_.vocab) * sizeof(float));
 }
@@ -101,7 +102,7 @@ Batch Runtime::gather(const std::vector<Feed>& feeds, bool all_rows) {
     b.normed = normed_.data();
     b.buffers = own_data_;
     b.half = half_.as<uint16_t>();
-    b.quads = quads_.as<uint8_t>();
+    b.integers = integers_.as<uint8_t>();
     b.scales = scales_.data();
     b.private_room = private_rooms_.data();
     return b;

@@ -106,7 +106,7 @@ private:
     std::vector<Sampler> samplers_;
     std::vector<Buffer> private_;
     std::vector<char*> private_rooms_;
-    Buffer x_, normed_, half_, quads_, scales_, logits_;
+    Buffer x_, normed_, half_, integers_, scales_, logits_;
     Buffer own_[MAX_BUFFERS];  // of the model's family
     float* own_data_[MAX_BUFFERS] = {};
     std::vector<int32_t> tokens_, first_row_, wanted_;

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "half.h"
+
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #define EVERSTREAM_REGISTERS 32
@@ -48,6 +50,14 @@ struct F {
     }
     static F int8(const int8_t* p) {
         return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
+    }
+    static F half(const uint16_t* p) {
+        return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))};
+    }
+    // Rounded to the nearest float16, ties to even.
+    void store_half(uint16_t* p) const {
+        const __m256i bits = _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        _mm256_storeu_si256((__m256i*)p, bits);
     }
     void store(float* p) const { _mm512_storeu_ps(p, v); }
     // Rounded to the nearest bfloat16, ties to even; a NaN stays one.
@@ -104,6 +114,11 @@ struct I {
     // The bytes 0 and 2 (1 and 3) of each lane as 16-bit numbers.
     I even_bytes() const { return {_mm512_srai_epi16(_mm512_slli_epi16(v, 8), 8)}; }
     I odd_bytes() const { return {_mm512_srai_epi16(v, 8)}; }
+    // Of each 16 bits the number in the four from SHIFT on.
+    template <int SHIFT>
+    I nibbles() const {
+        return {_mm512_and_si512(_mm512_srli_epi32(v, SHIFT), _mm512_set1_epi32(0x000f000f))};
+    }
     void store(int32_t* p) const { _mm512_storeu_si512(p, v); }
     F to_float() const { return {_mm512_cvtepi32_ps(v)}; }
 };
@@ -135,6 +150,13 @@ struct F {
     }
     static F int8(const int8_t* p) {
         return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)))};
+    }
+    static F half(const uint16_t* p) {
+        return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p))};
+    }
+    void store_half(uint16_t* p) const {
+        const __m128i bits = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        _mm_storeu_si128((__m128i*)p, bits);
     }
     void store(float* p) const { _mm256_storeu_ps(p, v); }
     void store_bf16(uint16_t* p) const {
@@ -187,6 +209,10 @@ struct I {
     static I load(const void* p) { return {_mm256_loadu_si256((const __m256i*)p)}; }
     I even_bytes() const { return {_mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8)}; }
     I odd_bytes() const { return {_mm256_srai_epi16(v, 8)}; }
+    template <int SHIFT>
+    I nibbles() const {
+        return {_mm256_and_si256(_mm256_srli_epi32(v, SHIFT), _mm256_set1_epi32(0x000f000f))};
+    }
     void store(int32_t* p) const { _mm256_storeu_si256((__m256i*)p, v); }
     F to_float() const { return {_mm256_cvtepi32_ps(v)}; }
 };
@@ -216,6 +242,15 @@ struct F {
         int32_t four;
         std::memcpy(&four, p, 4);
         return {_mm_cvtepi32_ps(_mm_cvtepi8_epi32(_mm_cvtsi32_si128(four)))};
+    }
+    static F half(const uint16_t* p) {
+        const float four[4] = {from_half(p[0]), from_half(p[1]), from_half(p[2]), from_half(p[3])};
+        return load(four);
+    }
+    void store_half(uint16_t* p) const {
+        float four[4];
+        store(four);
+        for (int i = 0; i < 4; i++) p[i] = to_half(four[i]);
     }
     void store(float* p) const { _mm_storeu_ps(p, v); }
     void store_bf16(uint16_t* p) const {
@@ -271,6 +306,10 @@ struct I {
     static I load(const void* p) { return {_mm_loadu_si128((const __m128i*)p)}; }
     I even_bytes() const { return {_mm_srai_epi16(_mm_slli_epi16(v, 8), 8)}; }
     I odd_bytes() const { return {_mm_srai_epi16(v, 8)}; }
+    template <int SHIFT>
+    I nibbles() const {
+        return {_mm_and_si128(_mm_srli_epi32(v, SHIFT), _mm_set1_epi32(0x000f000f))};
+    }
     void store(int32_t* p) const { _mm_storeu_si128((__m128i*)p, v); }
     F to_float() const { return {_mm_cvtepi32_ps(v)}; }
 };
@@ -299,6 +338,10 @@ struct F {
         const int8x8_t bytes = vreinterpret_s8_s32(vdup_n_s32(four));
         return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(bytes))))};
     }
+    static F half(const uint16_t* p) {
+        return {vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)))};
+    }
+    void store_half(uint16_t* p) const { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(v))); }
     void store(float* p) const { vst1q_f32(p, v); }
     void store_bf16(uint16_t* p) const {
         const uint32x4_t u = vreinterpretq_u32_f32(v);
@@ -351,6 +394,11 @@ struct I {
     }
     I odd_bytes() const {
         return {vreinterpretq_s32_s16(vshrq_n_s16(vreinterpretq_s16_s32(v), 8))};
+    }
+    template <int SHIFT>
+    I nibbles() const {
+        const int32x4_t shifted = SHIFT ? vshrq_n_s32(v, SHIFT ? SHIFT : 1) : v;
+        return {vandq_s32(shifted, vdupq_n_s32(0x000f000f))};
     }
     void store(int32_t* p) const { vst1q_s32(p, v); }
     F to_float() const { return {vcvtq_f32_s32(v)}; }

@@ -17,13 +17,13 @@ struct Private {
     alignas(64) float products[TASK_ROWS * PANEL];
     float* normed;
     uint16_t* half;
-    uint8_t* quads;
+    uint8_t* integers;
     float* scales;
     char* own;  // what the family asks for
 };
 
 inline size_t shared_private_bytes(const Strides& s) {
-    const size_t row = size_t(s.widest) * (4 + 2 + QUAD_BYTES / 4) + 64;
+    const size_t row = size_t(s.widest) * (4 + 2) + integer_bytes(s.widest) + 64;
     return padded(int(sizeof(Private)), 64) + FEW_ROWS * row + 4096;
 }
 
@@ -38,7 +38,7 @@ inline Private& private_room(const Strides& s, char* memory) {
     const size_t widest = size_t(s.widest);
     p.normed = (float*)take(FEW_ROWS * widest * 4);
     p.half = (uint16_t*)take(FEW_ROWS * widest * 2);
-    p.quads = (uint8_t*)take(FEW_ROWS * widest / 4 * QUAD_BYTES);
+    p.integers = (uint8_t*)take(FEW_ROWS * integer_bytes(s.widest));
     p.scales = (float*)take(FEW_ROWS * 4);
     p.own = at;
     return p;
@@ -91,7 +91,7 @@ protected:
         in.stride = stride;
         in.f = makes ? (own ? p.normed : b.normed) : x;
         in.half = own ? p.half : b.half;
-        in.quads = own ? p.quads : b.quads;
+        in.integers = own ? p.integers : b.integers;
         in.scale = own ? p.scales : b.scales;
         Rows<Make> rows{in, num, k, make, makes, !work, model.precision};
         if (work && !own) {
@@ -130,7 +130,7 @@ protected:
 
     // Where rows that more than one thread needs are prepared.
     Input shared_input(float* f, int stride) const {
-        return {f, stride, b.half, b.quads, b.scales};
+        return {f, stride, b.half, b.integers, b.scales};
     }
 
     // Into how many parts the rows of a product go: where panels are few, more of them, so that no

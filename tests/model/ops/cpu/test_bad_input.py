@@ -230,7 +230,7 @@ def test_bad_embedding_changes_nothing(slot: int, position: int, tokens: Any) ->
     ("settings", "message"),
     [
         ({"level": "v9"}, r"level must be one of .*, not 'v9'"),
-        ({"dtype": "int4"}, r"dtype must be one of float32, bfloat16, int8, not 'int4'"),
+        ({"dtype": "int2"}, r"dtype must be one of float32, bfloat16, int8, int4, not 'int2'"),
         ({"threads": 0}, "threads must be at least 1, not 0"),
         ({"num_ids": 0}, "num_ids must be in 1..257, not 0"),
         ({"num_ids": 258}, "num_ids must be in 1..257, not 258"),

@@ -48,7 +48,7 @@ def bits(replay: Path, name: str, dtype: str, folder: Path) -> tuple[bytes, byte
     return found, runtime.logits()[0].tobytes() + pool[0].tobytes()
 
 
-@pytest.mark.parametrize(("name", "dtype"), chosen(SERVED, ["int8", "float32"]))
+@pytest.mark.parametrize(("name", "dtype"), chosen(SERVED, ["int8", "float32", "int4"]))
 def test_exact_products_keep_their_bits(
     replay: Path, name: str, dtype: str, tmp_path: Path
 ) -> None:

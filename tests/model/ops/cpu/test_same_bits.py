@@ -24,10 +24,10 @@ from tests.model.representatives import chosen
 CASES = [(name, "float32") for name in SERVED] + [
     (name, dtype)
     for name in ("delta", "elu", "gated", "rwkv7", "qwen35", "lfm2", "mamba2", "falcon")
-    for dtype in ("bfloat16", "int8")
+    for dtype in ("bfloat16", "int8", "int4")
 ]
 #: Of numbers and of threads.
-KINDS = [("float32", 3), ("float32", 1), ("bfloat16", 2), ("int8", 4)]
+KINDS = [("float32", 3), ("float32", 1), ("bfloat16", 2), ("int8", 4), ("int4", 3)]
 POISON = 0xFF
 LENGTHS = (1, 3, 70, 64, 17, 6, 33)
 

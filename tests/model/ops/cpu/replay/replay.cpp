@@ -55,6 +55,10 @@ Weights weights_of(const Recording& r) {
         weight.data += begin;
         return weight;
     };
+    weights.stays_int8 = [](const std::string& name) {
+        return name == "embedding.weight" || name == "head.weight" ||
+               name == "position_embedding.weight";
+    };
     return weights;
 }
 
@@ -79,7 +83,8 @@ int main(int argc, char** argv) {
     if (argc < 4) return 2;
     const Recording r = read(argv[1]);
     const std::map<std::string, Precision> precisions = {
-        {"float32", Precision::float32}, {"bfloat16", Precision::bfloat16}, {"int8", Precision::int8}};
+        {"float32", Precision::float32}, {"bfloat16", Precision::bfloat16},
+        {"int8", Precision::int8}, {"int4", Precision::int4}};
     const auto vocab_size = int(r.weights.at("embedding.weight").shape[0]);
     Runtime runtime(r.options, weights_of(r), argv[3], precisions.at(argv[2]), 2, vocab_size);
     std::vector<char> state(runtime.model().state_bytes);

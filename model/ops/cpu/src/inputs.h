@@ -1,0 +1,117 @@
+// The rows that go into products, in the form that the weights' precision needs.
+#pragma once
+
+#include "model.h"
+#include "numeric.h"
+
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+#define EVERSTREAM_DOT 1
+#else
+#define EVERSTREAM_DOT 0
+#endif
+
+namespace everstream {
+namespace EVERSTREAM_LEVEL {
+
+constexpr int padded(int n, int to) { return (n + to - 1) / to * to; }
+
+// Bytes per four inputs of a row of integers: bytes, or 16-bit numbers in the order 0 2 1 3.
+constexpr int QUAD_BYTES = EVERSTREAM_DOT ? 4 : 8;
+// Of such a row with room for its sums: of all integers, then of each GROUP of them.
+constexpr size_t integer_bytes(int stride) {
+    return size_t(stride / 4 * QUAD_BYTES + 4 + padded(stride, GROUP) / GROUP * 4);
+}
+
+// The rows of x; [rows][stride], padded with zeros.
+struct Input {
+    const float* f = nullptr;
+    int stride = 0;
+    uint16_t* half = nullptr;     // bfloat16, where EVERSTREAM_DOT
+    uint8_t* integers = nullptr;  // int8, [rows][integer_bytes(stride)]
+    float* scale = nullptr;       // of each row of integers
+
+    // The rows from `row` on.
+    Input from(int row) const {
+        const size_t n = size_t(row), at = n * size_t(stride);
+        return {f + at, stride, half + at, quads(row), scale + n};
+    }
+    uint8_t* quads(int row) const { return integers + size_t(row) * integer_bytes(stride); }
+    int32_t* sums(int row) const {
+        return (int32_t*)(quads(row) + size_t(stride / 4) * QUAD_BYTES);
+    }
+};
+
+inline bool needs_preparation(Precision p) {
+    return p == Precision::int8 || p == Precision::int4 ||
+           (EVERSTREAM_DOT && p == Precision::bfloat16);
+}
+
+inline uint16_t to_bf16(float x) {
+    uint32_t u;
+    std::memcpy(&u, &x, 4);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return uint16_t((u >> 16) | 64);
+    return uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+
+// Numbers times `by` as integers of -127 to 127, in the low bits of 0x4b400000.
+inline F rounded(F x, F by) {
+    const F low = F::set(-127.0f), high = F::set(127.0f);
+    return min(max(x * by, low), high) + F::set(12582912.0f);
+}
+
+// Rounds GROUP numbers to `q` and returns their sum.
+inline int32_t quantize_group(const float* f, F by, uint8_t* q) {
+    constexpr uint32_t MAGIC = 0x4b400000u;
+#if EVERSTREAM_DOT
+    const __m512i a = _mm512_castps_si512(rounded(F::load(f), by).v);
+    const __m512i b = _mm512_castps_si512(rounded(F::load(f + 16), by).v);
+    _mm_storeu_si128((__m128i*)q, _mm512_cvtepi32_epi8(a));
+    _mm_storeu_si128((__m128i*)(q + 16), _mm512_cvtepi32_epi8(b));
+    const auto sum = uint32_t(_mm512_reduce_add_epi32(_mm512_add_epi32(a, b)));
+#else
+    float t[GROUP];
+    uint32_t bits[GROUP], sum = 0;
+    for (int j = 0; j < GROUP; j += F::W) rounded(F::load(f + j), by).store(t + j);
+    std::memcpy(bits, t, sizeof bits);
+    for (int j = 0; j < GROUP; j += 4, q += QUAD_BYTES) {
+        const uint16_t pairs[4] = {
+            uint16_t(bits[j]), uint16_t(bits[j + 2]), uint16_t(bits[j + 1]), uint16_t(bits[j + 3])};
+        std::memcpy(q, pairs, 8);
+        sum += bits[j] + bits[j + 1] + bits[j + 2] + bits[j + 3];
+    }
+#endif
+    return int32_t(sum - GROUP * MAGIC);
+}
+
+inline void quantize_row(const Input& x, int row, const float* f, int k) {
+    const float size = largest_size(f, k);
+    // A row that is not finite must not look finite afterwards.
+    const float finite = sum_of(f, k, [](F a, F s) { return fma(a, F::set(0.0f), s); });
+    x.scale[row] = size / 127.0f + finite;
+    const F inverse = F::set(size > 0.0f ? 127.0f / size : 0.0f);
+    uint8_t* q = x.quads(row);
+    int32_t *sums = x.sums(row), total = 0;
+    for (int i = 0; i < k; i += GROUP, q += GROUP / 4 * QUAD_BYTES) {
+        float last[GROUP] = {};
+        if (k - i < GROUP) std::memcpy(last, f + i, size_t(k - i) * 4);
+        total += *++sums = quantize_group(k - i < GROUP ? last : f + i, inverse, q);
+    }
+    *x.sums(row) = total;
+}
+
+// Fills what `needs_preparation` asks for, for one row, whose numbers are at f.
+inline void prepare_row(Precision p, const Input& x, int row, const float* f, int k) {
+    if (p == Precision::bfloat16) {
+        uint16_t* h = x.half + size_t(row) * x.stride;
+        for (int i = 0; i < k; i++) h[i] = to_bf16(f[i]);
+        if (k % 2) h[k] = 0;
+    } else {
+        quantize_row(x, row, f, k);
+    }
+}
+inline void prepare_row(Precision p, const Input& x, int row, int k) {
+    prepare_row(p, x, row, x.f + size_t(row) * x.stride, k);
+}
+
+}  // namespace EVERSTREAM_LEVEL
+}  // namespace everstream
