@@ -24,11 +24,12 @@ class OpenConstraint:
     and may be dropped at any time: what comes next is the same.
     """
 
-    __slots__ = ("_matcher", "grammar", "tokens")
+    __slots__ = ("_before_s", "_matcher", "grammar", "tokens")
 
     def __init__(self, grammar: str, tokens: Iterable[int] = ()) -> None:
         self.grammar, self.tokens = grammar, list(tokens)
         self._matcher: Matcher | None = None
+        self._before_s = UNKNOWN_S
 
     @property
     def value(self) -> Constraint:
@@ -42,7 +43,9 @@ class OpenConstraint:
         ``ends`` are those that end the text without being part of it: the end-of-text
         token, and others that may come where that may.
         """
-        mask = self._made(matchers).allowed(budget)
+        matcher = self._made(matchers)
+        self._before_s = matcher.cost_s
+        mask = matcher.allowed(budget)
         eos, *others = ends
         if others and mask[eos // 32] >> (eos % 32) & 1:
             for id in others:
@@ -62,6 +65,11 @@ class OpenConstraint:
     def cost_s(self) -> float:
         """Seconds that the next token may take, by the last one."""
         return UNKNOWN_S if self._matcher is None else self._matcher.cost_s
+
+    @property
+    def draft_cost_s(self) -> float:
+        """Seconds that each token after the next one may take: one that was slow says nothing."""
+        return min(self._before_s, self.cost_s)
 
     def rest(self) -> None:
         """Lets the matcher go, which takes memory."""

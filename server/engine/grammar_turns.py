@@ -71,5 +71,6 @@ def _wants_mask(row: Row[Live]) -> bool:
 def _cost_s(row: Row[Live]) -> float:
     """One mask for each draw."""
     live, _, num_drafts = row
-    assert live.session.constraint is not None, row
-    return live.session.constraint.cost_s * (1 + num_drafts)
+    constraint = live.session.constraint
+    assert constraint is not None, row
+    return constraint.cost_s + num_drafts * constraint.draft_cost_s

@@ -37,7 +37,10 @@ CERTAIN, FORCED, FREE = -1, len(KINDS), len(KINDS) + 1
 FORCED_RATE, FREE_RATE = 0.9, 0.2
 
 #: Seconds that the masks of one row's drafts may take.
-MASKS_S = 0.002
+MASKS_S = 0.005
+
+#: Such choices of which a stream remembers the last token.
+MAX_CHOICES = 256
 
 #: A text is not forced where more tokens may come than those that begin it.
 MAX_FORCED_IDS = 16
@@ -47,6 +50,10 @@ LEARNING_RATE = 1 / 16
 
 #: Tokens of a prompt after which a predicted answer is filed.
 LEAD_TOKENS = 32
+
+
+#: The tokens that a grammar allows somewhere, where they are few.
+Ids = tuple[int, ...]
 
 
 class Stream:
@@ -60,7 +67,8 @@ class Stream:
         self.index = SuffixIndex()
         self.length = 0
         self.epoch = 0
-        self.guess: list[tuple[int, int]] = []  # the next tokens, each with its kind
+        self.guess: list[tuple[int, int, Ids]] = []  # the next tokens, with kinds and choices
+        self.drawn: dict[Ids, int] = {}  # the last token of each choice of few
         self.kind = 0
         self.rates = [rate for _, rate in KINDS] + [FORCED_RATE, FREE_RATE]
         self.num_streams = 1
@@ -68,13 +76,17 @@ class Stream:
 
     def read(self, tokens: Sequence[int]) -> None:
         """The text continues by ``tokens``; the last guess is compared with them."""
-        for (guessed, kind), token in zip(self.guess, tokens, strict=False):
+        for (guessed, kind, ids), token in zip(self.guess, tokens, strict=False):
             is_right = guessed == token
+            if ids:
+                self.drawn[ids] = token
             if kind != CERTAIN:
                 self.rates[kind] += LEARNING_RATE * (is_right - self.rates[kind])
             if not is_right:
                 break
         self.guess = []
+        if len(self.drawn) > MAX_CHOICES:
+            self.drawn.clear()
         self.index.extend(tokens)
 
     def find(self, limit: int) -> list[int]:
@@ -108,8 +120,8 @@ class SuffixDrafter:
             _catch_up(stream, live)
         found, stream.num_streams = stream.find(self.max_drafts), num_running
         if session.constraint is not None:  # its guess is made draft by draft
-            return found, min(limit, max(1, int(MASKS_S / session.constraint.cost_s)))
-        stream.guess = [(token, stream.kind) for token in found]
+            return found, min(limit, max(1, int(MASKS_S / session.constraint.draft_cost_s)))
+        stream.guess = [(token, stream.kind, ()) for token in found]
         rate, num_unfed = stream.rates[stream.kind], session.num_unfed
         number = self.costs.best_number(rate, limit, num_running, num_unfed) if found else 0
         return found, number
@@ -118,10 +130,11 @@ class SuffixDrafter:
         stream = self._streams[live.session]
         if not taken:
             stream.guess, stream.chance = [], 1.0
-        draft, kind = self._suggested(stream, live, taken, mask)
+        ids = few_ids(mask)
+        draft, kind = self._suggested(stream, live, taken, mask, ids)
         if draft is None:
             return None
-        stream.guess.append((draft, kind))
+        stream.guess.append((draft, kind, ids))
         rate = 1.0 if kind == CERTAIN else stream.rates[kind]
         row = len(taken), stream.num_streams, live.session.num_unfed
         pays = self.costs.one_more_pays(rate, stream.chance, *row)
@@ -129,10 +142,9 @@ class SuffixDrafter:
         return draft if pays else None
 
     def _suggested(
-        self, stream: Stream, live: Live, taken: Sequence[int], mask: Mask
+        self, stream: Stream, live: Live, taken: Sequence[int], mask: Mask, ids: Ids
     ) -> tuple[int | None, int]:
         """The token that is left or likely, and its kind."""
-        ids = few_ids(mask)
         if len(ids) == 1:
             return ids[0], CERTAIN
         number = len(taken)
@@ -140,7 +152,8 @@ class SuffixDrafter:
             draft = live.drafts[number]
             if mask[draft // 32] >> (draft % 32) & 1:
                 return draft, stream.kind if ids else FREE
-        return longest_of(ids, self._token_bytes), FORCED
+        longest = longest_of(ids, self._token_bytes)
+        return None if longest is None else stream.drawn.get(ids, longest), FORCED
 
     @property
     def num_indexes(self) -> int:
@@ -178,13 +191,14 @@ def _catch_up(stream: Stream, live: Live) -> None:
     stream.length = session.length
 
 
-def few_ids(mask: Mask) -> list[int]:
+def few_ids(mask: Mask) -> Ids:
     """The ids in ``mask``, if they are no more than `MAX_FORCED_IDS`; else none."""
     words = np.flatnonzero(mask)
     if len(words) > MAX_FORCED_IDS:
-        return []
-    ids = [32 * int(word) + bit for word in words for bit in range(32) if mask[word] >> bit & 1]
-    return ids if len(ids) <= MAX_FORCED_IDS else []
+        return ()
+    places = ((int(word), bit) for word in words for bit in range(32))
+    ids = tuple(32 * word + bit for word, bit in places if mask[word] >> bit & 1)
+    return ids if len(ids) <= MAX_FORCED_IDS else ()
 
 
 def longest_of(ids: Sequence[int], token_bytes: Callable[[int], bytes]) -> int | None:
