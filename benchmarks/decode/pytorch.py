@@ -174,7 +174,7 @@ class Generate:
 
 def _torch_dtype(point: Point) -> torch.dtype:
     """Raises `Unavailable` for a type in which these do not run."""
-    if point.dtype == "int8":
-        raise Unavailable("no int8 here")
+    if point.dtype in ("int8", "int4"):
+        raise Unavailable(f"no {point.dtype} here")
     dtype: torch.dtype = getattr(torch, point.dtype)
     return dtype

@@ -131,7 +131,7 @@ def product_rate(dtype: str, threads: int, seconds: float) -> float:
 
 
 def _product_of(torch: Any, dtype: str) -> Callable[[], object]:
-    if dtype == "int8":
+    if dtype in ("int8", "int4"):
         a = torch.randint(-128, 128, (MATRIX_WIDTH, MATRIX_WIDTH), dtype=torch.int8)
         return lambda: torch._int_mm(a, a)
     a = torch.randn(MATRIX_WIDTH, MATRIX_WIDTH).to(getattr(torch, dtype))
