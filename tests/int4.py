@@ -13,11 +13,8 @@ from model.weights import Array, StoredWeights
 Float = npt.NDArray[np.float32]
 
 GROUP = 32
-#: What the number of the largest size may become, in the order in which they are tried.
-CANDIDATES = (
-    *(-8, -7.75, -7.5, -7.25, -7, -8.25, -8.5, -8.75, -9),
-    *(-6, -5, -4, -3, -2, -1, 1, 2, 3, 4, 5, 6, 7),
-)
+#: What the largest number may be of groups that are int4, after -8.
+OTHERS = (7, -7, 6, -6, 5, -5, 4, -4, 3, -3, 2, -2, 1, -1)
 
 
 def to_int4(matrix: Float) -> Float:
@@ -26,43 +23,33 @@ def to_int4(matrix: Float) -> Float:
     padded = np.zeros((rows, -(-columns // GROUP) * GROUP), np.float32)
     padded[:, :columns] = matrix
     groups = padded.reshape(-1, GROUP)
-    scale = best_scales(groups)
+    scale = scales(groups)
     return (codes(groups, scale) * scale[:, None]).reshape(padded.shape)[:, :columns]
 
 
-def best_scales(groups: Float) -> Float:
-    """[groups], exact in float16."""
+def scales(groups: Float) -> Float:
+    """[groups], exact in float16: with them the largest number is -8, or all numbers are exact."""
     largest = groups[np.arange(len(groups)), np.abs(groups).argmax(axis=1)]
-    best, error = np.zeros_like(largest), np.full_like(largest, np.inf)
+    found = to_half(largest / np.float32(-8))
+    for to in OTHERS:
+        other = to_half(largest / np.float32(to))
+        found = np.where(are_exact(groups, other), other, found)
+    return found
 
-    def consider(wanted: Float) -> None:
-        scale = wanted.astype(np.float16).astype(np.float32)
-        left = groups - codes(groups, scale) * scale[:, None]
-        found = in_order(left * left)
-        best[:] = np.where(found < error, scale, best)
-        error[:] = np.minimum(found, error)
 
-    for to in CANDIDATES:
-        consider(largest / np.float32(to))
-    steps = codes(groups, best)
-    squares = in_order(steps * steps)
-    fitted = np.divide(in_order(groups * steps), squares, out=best.copy(), where=squares > 0)
-    consider(fitted)
-    return best
+def to_half(numbers: Float) -> Float:
+    return numbers.astype(np.float16).astype(np.float32)
+
+
+def are_exact(groups: Float, scale: Float) -> npt.NDArray[np.bool_]:
+    exact: npt.NDArray[np.bool_] = (codes(groups, scale) * scale[:, None] == groups).all(axis=1)
+    return exact
 
 
 def codes(groups: Float, scale: Float) -> Float:
     inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
     steps: Float = np.rint(np.clip(groups * inverse[:, None], -8, 7)).astype(np.float32)
     return steps
-
-
-def in_order(numbers: Float) -> Float:
-    """The sums of the rows, from the first number to the last."""
-    total = np.zeros(len(numbers), np.float32)
-    for column in numbers.T:
-        total = total + column
-    return total
 
 
 class Q4Weights(StoredWeights):

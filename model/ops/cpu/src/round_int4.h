@@ -1,10 +1,7 @@
 // Rounds weights to int4, the same codes and scales at every level: nothing here is fused.
 //
-// A group's scale is the one of some candidates, and of the least squares fit to the best one's
-// codes, with the smallest squared error. The candidates are the number of the largest size over
-// what it may become: an integer, so that a group that is int4 already keeps its numbers (those of
-// GGUF's Q4_0 are), and quarters between -9 and -7, of which the search by llama.cpp's
-// make_qx_quants has tenths.
+// The number of the largest size becomes -8, as in GGUF's Q4_0, or another integer with which a
+// group's numbers are int4 already: so they stay as they are.
 #pragma once
 
 #include "model.h"
@@ -13,8 +10,8 @@
 namespace everstream {
 namespace EVERSTREAM_LEVEL {
 
-constexpr float CANDIDATES[] = {-8, -7.75, -7.5, -7.25, -7, -8.25, -8.5, -8.75, -9, -6, -5,
-                                -4, -3,    -2,   -1,    1,  2,     3,    4,     5,  6,  7};
+// What the largest number may be of groups that are int4, after -8.
+constexpr float OTHERS[] = {7, -7, 6, -6, 5, -5, 4, -4, 3, -3, 2, -2, 1, -1};
 
 // One group in each lane.
 class RoundedGroups {
@@ -29,12 +26,16 @@ public:
             size = max(a, size);
             finite = finite + x * zero;
         }
-        scale_ = zero, error_ = F::set(INFINITY);
-        for (float to : CANDIDATES) {
-            consider(largest / F::set(to));
-            if (are_exact()) break;
+        scale_ = half(largest / F::set(-8.0f));
+        F error = error_of(scale_);
+        for (float to : OTHERS) {
+            if (are_zero(error)) break;
+            const F scale = half(largest / F::set(to)), misfit = scale * F::set(to) - largest;
+            if (none_is_zero(misfit)) continue;
+            const F other = error_of(scale);
+            scale_ = select_less(zero, other, scale_, scale);
+            error = min(other, error);
         }
-        consider(fitted());
         // A group that is not finite must not look finite afterwards.
         scale_ = scale_ + finite;
     }
@@ -59,37 +60,39 @@ private:
         const F zero = F::set(0.0f), size = max(scale, zero - scale);
         return select_less(zero, size, F::set(1.0f) / scale, zero);
     }
-    void consider(F wanted) {
+    // Rounded to float16.
+    static F half(F scale) {
         uint16_t halves[F::W];
-        wanted.store_half(halves);
-        const F scale = F::half(halves), by = inverse(scale);
-        F error = F::set(0.0f);
+        scale.store_half(halves);
+        return F::half(halves);
+    }
+    // The sum of all sizes of what is lost.
+    F error_of(F scale) const {
+        const F zero = F::set(0.0f), by = inverse(scale);
+        F error = zero;
         for (int i = 0; i < GROUP; i++) {
             const F left = number(i) - step(i, by) * scale;
-            error = error + left * left;
+            error = error + max(left, zero - left);
         }
-        scale_ = select_less(error, error_, scale, scale_);
-        error_ = min(error, error_);
+        return error;
     }
-    F fitted() const {
-        const F by = inverse(scale_);
-        F products = F::set(0.0f), squares = F::set(0.0f);
-        for (int i = 0; i < GROUP; i++) {
-            const F code = step(i, by);
-            products = products + number(i) * code;
-            squares = squares + code * code;
-        }
-        return select_less(F::set(0.0f), squares, products / squares, scale_);
+    static bool are_zero(F x) {
+        float lanes[F::W];
+        x.store(lanes);
+        for (float lane : lanes)
+            if (lane != 0.0f) return false;
+        return true;
     }
-    bool are_exact() const {
-        float errors[F::W], sum = 0.0f;
-        error_.store(errors);
-        for (float error : errors) sum += error;
-        return sum == 0.0f;
+    static bool none_is_zero(F x) {
+        float lanes[F::W];
+        x.store(lanes);
+        for (float lane : lanes)
+            if (lane == 0.0f) return false;
+        return true;
     }
 
     const float (&x_)[GROUP][F::W];
-    F scale_, error_;
+    F scale_;
 };
 
 // See Kernels::round_int4.
