@@ -31,7 +31,7 @@ STUCK_S = 120.0
 
 EVERSTREAM = ("server.cli.main", "serve", "--host", LOCAL)
 #: The same with drafts that always pay.
-DRAFTING = ("tests.reliability.drafting_server", *EVERSTREAM[1:])
+DRAFTING = ("tests.reliability.drafting_server", *EVERSTREAM[1:], "--speculation", "auto")
 FAKE = ("tests.fake_server",)
 #: Programs that are servers; another one may run a server as it likes.
 FORKED = (EVERSTREAM[0], DRAFTING[0], *FAKE, "tests.reliability.faulty_server")
