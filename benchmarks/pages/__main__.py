@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from benchmarks.checkpoints import published
-from benchmarks.pages import bundled, comparison, models, scale, speed, training
+from benchmarks.pages import bundled, comparison, models, scale, speculation, speed, training
 from benchmarks.process import ROOT
 from benchmarks.report import with_tables
 
@@ -24,6 +24,7 @@ PAGES: dict[str, Callable[[], dict[str, str]]] = {
     "docs/models/mamba.md": models.mamba_tables,
     "docs/models/qwen3.5.md": models.qwen35_tables,
     "docs/models/rwkv7.md": models.tables,
+    "docs/native.md": speculation.tables,
     "docs/operations.md": dict,
     "docs/protocol.md": dict,
     "docs/scale.md": scale.tables,

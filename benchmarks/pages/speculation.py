@@ -1,0 +1,20 @@
+"""The table of docs/native.md: what drafts gain, by text and shape."""
+
+from __future__ import annotations
+
+from benchmarks.report import RESULTS, markdown, read_result
+
+TEXTS = ("plain text", "rewritten text", "JSON under a schema")
+
+
+def tables() -> dict[str, str]:
+    """By the name of its marks."""
+    rows = []
+    for name, figures in read_result(RESULTS / "speculation.json")["shapes"].items():
+        calls = figures["call_ms"]
+        relative = ", ".join(f"{call / calls[0]:.2f}" for call in calls[1:])
+        copies = f"{figures['checkpoint_ms'] / calls[0]:.3f}"
+        gains = [f"**{figures[text]['speedup']:.2f}**" if text in figures else "" for text in TEXTS]
+        rows.append((name, relative, copies, *gains))
+    head = ("shape, weights, streams", "a call of 2, 4, 8, 16 rows", "a checkpoint", *TEXTS)
+    return {"speculation": markdown(head, rows)}

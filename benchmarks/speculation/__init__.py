@@ -1,0 +1,1 @@
+"""Several tokens a step: what drafts gain, and what they cost where they gain nothing."""

@@ -1,0 +1,56 @@
+"""The benchmark of drafts: texts are said to the letter, at the cost of the model that is timed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.pages.speculation import TEXTS, tables
+from benchmarks.report import RESULTS, read_result
+from benchmarks.speculation.__main__ import Bench
+from benchmarks.speculation.texts import NUM_RECORDS, SCHEMA, Text, records, story, texts
+from model.native.runtime import built
+from server.engine.draft_costs import DraftCosts
+from server.engine.suffix_drafter import SuffixDrafter
+from server.models.backend import open_backend
+from tests.tiny import tiny_checkpoint, tiny_tokenizer
+
+needs_native = pytest.mark.skipif(not built(), reason="the native runtime was not built")
+FREE = DraftCosts((1.0, 1.0, 1.0, 1.0, 1.0))
+
+
+@needs_native
+@pytest.mark.parametrize("num_streams", [1, 3])
+def test_given_text_is_said_with_and_without_drafts(num_streams: int) -> None:
+    bench = Bench(open_backend(tiny_checkpoint(), "native", threads=1))
+    passage = list(range(20, 60))
+    text = Text("a", [5, 6, *passage, 7], [*passage, *passage])
+    seconds, usage = bench.run(text, None, num_streams)
+    assert seconds > 0
+    assert (usage.completion_tokens, usage.accepted_tokens) == (len(text.answer), 0)
+    _, usage = bench.run(text, SuffixDrafter(FREE, tiny_tokenizer().token_bytes), num_streams)
+    assert usage.completion_tokens == len(text.answer)
+    assert usage.accepted_tokens > 50
+    assert usage.rejected_tokens < 15
+
+
+@needs_native
+def test_texts_are_what_their_names_say() -> None:
+    rows = json.loads(records())
+    assert len(rows) == NUM_RECORDS
+    assert all(list(row) == list(SCHEMA["properties"]) for row in rows)
+    made = texts(tiny_tokenizer(), 40)
+    assert tuple(text.name for text in made) == TEXTS
+    assert all(len(text.answer) == 40 for text in made)
+    assert story().startswith("Once upon a time")
+    plain, rewritten, in_json = made
+    assert tiny_tokenizer().decode([*plain.prompt, *plain.answer]) in story()
+    assert "Anna" in tiny_tokenizer().decode(rewritten.answer)
+    assert records().startswith(tiny_tokenizer().decode(in_json.answer))
+
+
+def test_table_has_every_shape_of_the_results() -> None:
+    shapes = read_result(RESULTS / "speculation.json")["shapes"]
+    lines = tables()["speculation"].splitlines()
+    assert [line.split("|")[1].strip() for line in lines[2:]] == list(shapes)
