@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from model.architectures.bounded import check_bound, default_context, past_state
@@ -29,6 +30,8 @@ class HybridConfig(JsonConfig, ABC):
     gated: ClassVar[bool]
     #: Of so many layers the last is attention, where nothing else is known.
     interval: ClassVar[int]
+    #: Fields that a user chooses as ``attention_options``.
+    options: ClassVar[tuple[str, ...]]
 
     vocab_size: int
     hidden_size: int
@@ -81,20 +84,24 @@ class HybridConfig(JsonConfig, ABC):
 
     @classmethod
     def for_training(cls, vocab_size: int, eos_token_id: int, chosen: Mapping[str, Any]) -> Self:
-        """See `Config`; of `interval` layers the last is attention, if the options name none."""
+        """See `Config`; of `interval` layers the last is attention, if the options name none.
+
+        The ``attention_options`` are `options`.
+        """
         sizes = dict(chosen)
         attention, options = sizes.pop("attention", None), sizes.pop("attention_options", {})
         if attention not in (None, cls.attention):
             raise ConfigError(f"attention must be {cls.attention!r}, not {attention!r}")
-        if not isinstance(options, dict) or options.keys() - {"attention_layers"}:
-            raise ConfigError(
-                f"attention_options must be an object of attention_layers, not {options!r}"
-            )
+        if not isinstance(options, dict) or options.keys() - set(cls.options):
+            names = ", ".join(cls.options)
+            raise ConfigError(f"attention_options must be an object of {names}, not {options!r}")
         ends = {"bos_token_id": eos_token_id, "eos_token_id": eos_token_id}
         values = {"model_type": cls.model_type, "vocab_size": vocab_size, **sizes, **ends}
-        num_layers = cls.from_dict(values).num_hidden_layers
-        usual = list(range(cls.interval - 1, num_layers, cls.interval))
-        return cls.from_dict({**values, "attention_layers": usual, **options})
+        config = cls.from_dict({**values, **options})
+        if "attention_layers" in options:
+            return config
+        usual = range(cls.interval - 1, config.num_hidden_layers, cls.interval)
+        return replace(config, attention_layers=tuple(usual))
 
     @property
     def constant_state(self) -> bool:
@@ -104,7 +111,8 @@ class HybridConfig(JsonConfig, ABC):
     @property
     def attention_options(self) -> dict[str, Any]:
         """See `model.architectures.config.Config`."""
-        return {"attention_layers": list(self.attention_layers)}
+        values = {name: getattr(self, name) for name in self.options}
+        return {**values, "attention_layers": list(self.attention_layers)}
 
     def fixed_weights(self) -> frozenset[str]:
         """See `model.architectures.config.Config`."""

@@ -14,28 +14,32 @@ from model.checkpoint import Checkpoint, CheckpointError
 
 Writer = Callable[[Path, Checkpoint, str], None]
 
+_HYBRID_GGUF = ("model.export.hybrid_gguf", "write_gguf")
 _MAMBA = {
-    "gguf": ("model.export.mamba_gguf", "write_gguf"),
     "hf": ("model.export.mamba", "write_hf"),
+    "gguf": ("model.export.mamba_gguf", "write_gguf"),
 }
-#: ``model_type`` of ours -> kind of file -> (module, function). Imported when asked for.
+#: ``attention`` of our config -> kind of file -> (module, function). Imported when asked for.
 WRITERS: dict[str, dict[str, tuple[str, str]]] = {
-    "everstream-rwkv7": {
-        "gguf": ("model.export.rwkv7_gguf", "write_gguf"),
-        "hf": ("model.export.rwkv7", "write_hf"),
+    "rwkv7": {
         "pth": ("model.export.rwkv7", "write_pth"),
+        "hf": ("model.export.rwkv7", "write_hf"),
+        "gguf": ("model.export.rwkv7_gguf", "write_gguf"),
     },
-    "everstream-mamba": _MAMBA,
-    "everstream-mamba2": _MAMBA,
+    "mamba": _MAMBA,
+    "mamba2": _MAMBA,
+    "qwen35": {"hf": ("model.export.hybrid", "write_qwen35"), "gguf": _HYBRID_GGUF},
+    "lfm2": {"hf": ("model.export.hybrid", "write_lfm2"), "gguf": _HYBRID_GGUF},
+    "delta": {"hf": ("model.export.gated_deltanet", "write_hf")},
 }
 
 
 def writer_of(checkpoint: Checkpoint, kind: str) -> Writer:
     """What writes a model as ``kind``. Raises `CheckpointError` where that has no such form."""
-    config = checkpoint.config
-    known = WRITERS.get(config.model_type, {})
+    family = checkpoint.config.attention
+    known = WRITERS.get(family, {})
     if kind not in known:
-        raise CheckpointError(f"--format {kind} is not supported for {config.attention} models")
+        raise CheckpointError(f"--format {kind} is not supported for {family} models")
     module, name = known[kind]
     writer: Writer = getattr(import_module(module), name)
     return writer

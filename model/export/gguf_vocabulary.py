@@ -6,7 +6,12 @@ import json
 from typing import Any
 
 import numpy as np
+from gguf import GGUFWriter
 
+from model.chat.template import PLAIN
+from model.checkpoint import GGUF_TEMPLATE, Checkpoint
+from model.export.gguf_tensors import add_values
+from model.foreign.gguf_source import BOS, EOS
 from model.tokenization import world
 from model.tokenization.base import TokenizerError
 from model.tokenization.gguf import (
@@ -22,6 +27,19 @@ from model.tokenizer import Tokenizer
 _PREFIX = "tokenizer.ggml."
 #: Ends a turn in llama.cpp's chat, where it is a token of its own.
 _END_OF_TURN = b"\n\n"
+
+
+def add_vocabulary(writer: GGUFWriter, checkpoint: Checkpoint) -> None:
+    """Adds the tokenizer, the ids that begin and end a text, and the chat template.
+
+    Raises `TokenizerError`.
+    """
+    config, template = checkpoint.config, checkpoint.chat_template.source
+    values = vocabulary(checkpoint.tokenizer, config.vocab_size)
+    values |= {BOS: config.bos_token_id, EOS: config.eos_token_id}
+    if template != PLAIN:
+        values[GGUF_TEMPLATE] = template
+    add_values(writer, values)
 
 
 def vocabulary(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:

@@ -8,20 +8,17 @@ from typing import Any
 from model.architectures.mamba2.config import Mamba2Config
 from model.checkpoint import Checkpoint, CheckpointError
 from model.export.hf_folder import write_folder
-from model.export.mamba_tensors import MambaFamily, config_of, published
+from model.export.mamba_family import MambaFamily, config_of
+from model.export.published import published, with_middle_axis
 from model.foreign.mamba_names import folder_names
-from model.tensor_spec import Shape
 
 
 def write_hf(folder: Path, checkpoint: Checkpoint, dtype: str) -> None:
     """The folder. Raises `CheckpointError` where the config cannot say what the model computes."""
     config = config_of(checkpoint)
-    tensors = published(checkpoint, folder_names(()), _shape)
+    parts = folder_names(()).parts_of(config)
+    tensors = published(checkpoint.weights, parts, with_middle_axis)
     write_folder(folder, checkpoint, _config(config, dtype), tensors, dtype)
-
-
-def _shape(name: str, shape: Shape) -> Shape:
-    return (shape[0], 1, shape[1]) if name.endswith(".conv") else shape
 
 
 def _config(config: MambaFamily, dtype: str) -> dict[str, Any]:

@@ -12,13 +12,12 @@ from pathlib import Path
 from gguf import GGUFType, GGUFWriter
 
 from model.architectures.mamba2.config import Mamba2Config
-from model.chat.template import PLAIN
-from model.checkpoint import GGUF_TEMPLATE, Checkpoint, CheckpointError
-from model.export.gguf_tensors import Planned, add_dtype, add_values, write_tensors
-from model.export.gguf_vocabulary import vocabulary
-from model.export.mamba_tensors import MambaFamily, config_of, published
+from model.checkpoint import Checkpoint, CheckpointError
+from model.export.gguf_tensors import Planned, add_dtype, write_tensors
+from model.export.gguf_vocabulary import add_vocabulary
+from model.export.mamba_family import MambaFamily, config_of
+from model.export.published import published
 from model.export.rwkv7_tensors import refuse_others
-from model.foreign.gguf_source import BOS, EOS
 from model.foreign.mamba_names import GGUF
 from model.tensor_spec import Shape
 
@@ -41,22 +40,18 @@ def write_gguf(path: Path, checkpoint: Checkpoint, dtype: str) -> None:
     writer = GGUFWriter(path, "mamba2" if isinstance(config, Mamba2Config) else "mamba")
     _add_sizes(writer, config)
     add_dtype(writer, dtype)
-    values = vocabulary(checkpoint.tokenizer, config.vocab_size)
-    values |= {BOS: config.bos_token_id, EOS: config.eos_token_id}
-    if checkpoint.chat_template.source != PLAIN:
-        values[GGUF_TEMPLATE] = checkpoint.chat_template.source
-    add_values(writer, values)
+    add_vocabulary(writer, checkpoint)
 
     def shape_of(name: str, shape: Shape) -> Shape:
         return _shape(config, name, shape)
 
     shapes = config.weight_shapes()
-    planned = []
-    for ours, part in GGUF.parts_of(config).items():
+    planned, parts = [], GGUF.parts_of(config)
+    for ours, part in parts.items():
         key = part.keys[0]
         stays = _STAY_FLOAT32.search(key) is not None
         planned.append(Planned(key, shape_of(ours, shapes[ours]), stays))
-    write_tensors(writer, planned, published(checkpoint, GGUF, shape_of), dtype)
+    write_tensors(writer, planned, published(checkpoint.weights, parts, shape_of), dtype)
 
 
 def _add_sizes(writer: GGUFWriter, config: MambaFamily) -> None:

@@ -18,6 +18,7 @@ class Lfm2Config(HybridConfig):
     attention: ClassVar[str] = "lfm2"
     gated: ClassVar[bool] = False
     interval: ClassVar[int] = 3
+    options: ClassVar[tuple[str, ...]] = ("attention_layers", "num_key_value_heads", "conv_size")
 
     vocab_size: int
     hidden_size: int = 1024

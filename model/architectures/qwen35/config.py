@@ -23,6 +23,10 @@ class Qwen35Config(HybridConfig):
     attention: ClassVar[str] = "qwen35"
     gated: ClassVar[bool] = True
     interval: ClassVar[int] = 4
+    options: ClassVar[tuple[str, ...]] = (
+        *("attention_layers", "num_key_value_heads", "rotary_dim"),
+        *("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_size"),
+    )
 
     vocab_size: int
     hidden_size: int = 1024

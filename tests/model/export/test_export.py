@@ -227,7 +227,7 @@ def test_tokenizers_that_gguf_cannot_hold_are_refused() -> None:
         vocabulary(Tokenizer.from_json(json.dumps(values)), 300)
 
 
-@pytest.mark.parametrize("form", ["gguf", "pth", "hf"])
+@pytest.mark.parametrize("form", ["gguf", "pth"])
 def test_other_families_are_refused_by_format_and_family(tmp_path: Path, form: str) -> None:
     out = place(tmp_path, form)
     attention = load_checkpoint(DEFAULT_MODEL).config.attention

@@ -1,0 +1,97 @@
+"""Qwen3.5 and LFM2 as folders that `transformers` reads: of Qwen3.5 its text model alone."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from model.architectures.hybrid import HybridConfig
+from model.architectures.lfm2.config import Lfm2Config
+from model.architectures.qwen35.config import Qwen35Config
+from model.checkpoint import Checkpoint
+from model.export.hf_folder import write_folder
+from model.export.published import published, with_middle_axis
+from model.foreign import lfm2, qwen35
+from model.foreign.lfm2_names import FOLDER
+from model.foreign.qwen35_names import folder_names
+
+
+def write_qwen35(folder: Path, checkpoint: Checkpoint, dtype: str) -> None:
+    """The folder. Norms are stored less one. Raises OSError."""
+    config = checkpoint.config
+    assert isinstance(config, Qwen35Config), config
+    parts = folder_names("model.").parts_of(config)
+    tensors = published(checkpoint.weights, parts, with_middle_axis)
+    write_folder(folder, checkpoint, _qwen35_config(config, dtype), tensors, dtype)
+
+
+def write_lfm2(folder: Path, checkpoint: Checkpoint, dtype: str) -> None:
+    """The folder. Raises OSError."""
+    config = checkpoint.config
+    assert isinstance(config, Lfm2Config), config
+    tensors = published(checkpoint.weights, FOLDER.parts_of(config), with_middle_axis)
+    write_folder(folder, checkpoint, _lfm2_config(config, dtype), tensors, dtype)
+
+
+def rope_sections(config: Qwen35Config) -> list[int]:
+    """Pairs of rotary channels that turn with time, height and width; in texts these are equal."""
+    half = config.rotary_dim // 2
+    return [(half + 2 - axis) // 3 for axis in range(3)]
+
+
+def _qwen35_config(config: Qwen35Config, dtype: str) -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        **_shared(config, dtype, qwen35.KINDS),
+        "attention_bias": False,
+        "hidden_act": "silu",
+        "linear_conv_kernel_dim": config.conv_size,
+        "linear_key_head_dim": config.key_head_dim,
+        "linear_num_key_heads": config.num_key_heads,
+        "linear_num_value_heads": config.num_value_heads,
+        "linear_value_head_dim": config.value_head_dim,
+        "rms_norm_eps": config.norm_eps,
+        "rope_parameters": {
+            "mrope_interleaved": True,
+            "mrope_section": rope_sections(config),
+            "partial_rotary_factor": _part(config.rotary_dim, config.head_dim),
+            "rope_theta": config.rope_theta,
+            "rope_type": "default",
+        },
+    }
+
+
+def _lfm2_config(config: Lfm2Config, dtype: str) -> dict[str, Any]:
+    return {
+        "architectures": ["Lfm2ForCausalLM"],
+        "model_type": "lfm2",
+        **_shared(config, dtype, lfm2.KINDS),
+        "block_auto_adjust_ff_dim": False,
+        "conv_L_cache": config.conv_size,
+        "conv_bias": False,
+        "norm_eps": config.norm_eps,
+        "rope_parameters": {"rope_theta": config.rope_theta, "rope_type": "default"},
+    }
+
+
+def _shared(config: HybridConfig, dtype: str, kinds: tuple[str, str]) -> dict[str, Any]:
+    names = ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "head_dim")
+    names = (*names, "num_attention_heads", "num_key_value_heads", "bos_token_id", "eos_token_id")
+    return {
+        **{name: getattr(config, name) for name in names},
+        "layer_types": [kinds[is_attention] for is_attention in config.is_attention],
+        "max_position_embeddings": config.max_context,
+        "pad_token_id": config.eos_token_id,
+        "tie_word_embeddings": config.tied,
+        "torch_dtype": dtype,
+        # transformers has no cache for a model without attention.
+        "use_cache": bool(config.attention_layers),
+    }
+
+
+def _part(size: int, whole: int) -> float:
+    """The factor by which ``whole`` becomes ``size``, where readers round down."""
+    factor = size / whole
+    return factor if int(whole * factor) == size else math.nextafter(factor, 1.0)

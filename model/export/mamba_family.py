@@ -1,0 +1,15 @@
+"""The families of Mamba, which are exported alike; no torch."""
+
+from __future__ import annotations
+
+from model.architectures.mamba.config import MambaConfig
+from model.architectures.mamba2.config import Mamba2Config
+from model.checkpoint import Checkpoint
+
+MambaFamily = MambaConfig | Mamba2Config
+
+
+def config_of(checkpoint: Checkpoint) -> MambaFamily:
+    """The config, which is of one of the two families."""
+    assert isinstance(checkpoint.config, MambaFamily), checkpoint.config
+    return checkpoint.config

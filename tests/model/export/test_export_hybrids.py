@@ -1,0 +1,136 @@
+"""Qwen3.5 and LFM2 in GGUF and as folders of transformers: read back, and read by their makers."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGUFReader
+from transformers import AutoModelForCausalLM
+
+from model.architectures.hybrid import HybridConfig
+from model.architectures.qwen35.network import Qwen35
+from model.checkpoint import Checkpoint, CheckpointError, load_checkpoint
+from model.export import writer_of
+from tests.hybrid_gguf import hybrid_tensors
+from tests.hybrids import HYBRIDS, ours, qwen35, randomise, texts
+from tests.model.architectures.rwkv7_llama import logprobs_after
+from tests.tiny import tiny_tokenizer
+
+#: With a vocabulary that holds `tiny_tokenizer`'s, and keys and values of one width.
+SERVED = ["qwen35-wide", "qwen35-triple", "lfm2-wide"]
+#: Of logarithms of probabilities down to -12: llama.cpp adds up in other orders.
+LLAMA_TOLERANCE = 0.01
+#: A gated delta net in each layer.
+PURE = "pure"
+
+
+def checkpoint(name: str) -> Checkpoint:
+    if name == PURE:
+        sizes = {"key_head_dim": 16, "value_head_dim": 16, "num_value_heads": 4}
+        config: HybridConfig = qwen35(attention_layers=(), vocab_size=330, **sizes).config
+        assert config.constant_state
+        model: torch.nn.Module = Qwen35(config)  # type: ignore[arg-type]
+        randomise(model, one_plus=False)
+    else:
+        config, model = HYBRIDS[name].config, ours(name)
+    weights = {key: tensor.detach().numpy() for key, tensor in model.state_dict().items()}
+    return Checkpoint(config, weights, tiny_tokenizer(), name)
+
+
+def written(source: Checkpoint, folder: Path, kind: str, dtype: str = "float32") -> Path:
+    out = folder / ("model.gguf" if kind == "gguf" else "model")
+    writer_of(source, kind)(out, source, dtype)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [*itertools.product(SERVED, ["hf", "gguf"]), (PURE, "hf")]
+)
+def test_what_is_written_is_read_back_as_the_same(tmp_path: Path, name: str, kind: str) -> None:
+    """Bit for bit, but for norms that folders store less one and the logarithm of the decay."""
+    source = checkpoint(name)
+    found = load_checkpoint(written(source, tmp_path, kind))
+    for field, value in source.config.to_dict().items():
+        if field != "context":  # which is chosen by who loads it
+            wanted = pytest.approx(value, rel=1e-6) if isinstance(value, float) else value
+            assert getattr(found.config, field) == wanted, field
+    assert set(found.weights) == set(source.weights)
+    for key, tensor in source.weights.items():
+        is_exact = not key.endswith("A_log" if kind == "gguf" else "norm.weight")
+        error = np.abs(np.asarray(found.weights[key]) - tensor).max()
+        assert error <= (0.0 if is_exact else 5e-7), key
+    assert found.tokenizer.digest == source.tokenizer.digest
+
+
+@pytest.mark.parametrize("name", [*HYBRIDS, PURE])
+def test_transformers_reads_the_folder_and_agrees(tmp_path: Path, name: str) -> None:
+    source = checkpoint(name)
+    theirs = AutoModelForCausalLM.from_pretrained(written(source, tmp_path, "hf"))
+    family = "Lfm2" if name.startswith("lfm2") else "Qwen3_5"
+    assert type(theirs).__name__ == f"{family}ForCausalLM"
+    ids = torch.arange(2, 60)[None]
+    with torch.no_grad():
+        wanted = theirs(ids).logits
+    torch.testing.assert_close(source.model.parallel(ids), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.package
+@pytest.mark.parametrize("name", SERVED)
+def test_llama_cpp_reads_the_gguf_file_and_agrees(tmp_path: Path, name: str) -> None:
+    source = checkpoint(name)
+    prompt = texts("qwen35-wide", 40, batch=1)
+    file = written(source, tmp_path, "gguf")
+    wanted = torch.tensor(logprobs_after(file, prompt[0].tolist(), source.config.vocab_size))
+    found = source.model.parallel(prompt)[0, -1].log_softmax(dim=-1)
+    said = ~wanted.isnan()
+    assert said.sum() > 320
+    assert (found - wanted)[said].abs().max() < LLAMA_TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "q8_0"])
+@pytest.mark.parametrize("name", ["qwen35-wide", "lfm2-wide"])
+def test_gguf_has_the_tensors_and_types_of_the_converter(
+    tmp_path: Path, name: str, dtype: str
+) -> None:
+    file = written(checkpoint(name), tmp_path, "gguf", dtype)
+    kind = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "q8_0": "Q8_0"}[dtype]
+    found = {tensor.name: tensor for tensor in GGUFReader(file).tensors}
+    wanted = hybrid_tensors(name)
+    assert found.keys() == wanted.keys()
+    for key, tensor in found.items():
+        assert tuple(reversed(tensor.shape.tolist())) == wanted[key].shape, key
+        stays = wanted[key].ndim == 1 or key.endswith(("conv1d.weight", "conv.weight"))
+        assert tensor.tensor_type.name == ("F32" if stays else kind), key
+        if dtype == "float32":
+            np.testing.assert_allclose(tensor.data, wanted[key], rtol=0, atol=5e-7, err_msg=key)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("qwen35-wide", {"value_head_dim": 16}, "GGUF implies a value_head_dim of 32, the model"),
+        (PURE, {}, "llama.cpp reads no hybrid without a layer of attention"),
+        ("lfm2-wide", {"head_dim": 32}, "GGUF implies a head_dim of 64 / 4, the model has 32"),
+    ],
+)
+def test_model_that_gguf_cannot_say_is_refused(
+    tmp_path: Path, name: str, change: dict[str, Any], message: str
+) -> None:
+    source = checkpoint(name)
+    config = dataclasses.replace(source.config, **change)  # type: ignore[type-var]
+    with pytest.raises(CheckpointError, match=message):
+        written(dataclasses.replace(source, config=config), tmp_path, "gguf")
+
+
+def test_part_of_a_head_that_turns_survives_rounding(tmp_path: Path) -> None:
+    """2 / 98 times 98 is below 2 in floating point."""
+    source = checkpoint(PURE)
+    config = dataclasses.replace(source.config, head_dim=98, rotary_dim=2)  # type: ignore[type-var]
+    found = load_checkpoint(written(dataclasses.replace(source, config=config), tmp_path, "hf"))
+    assert found.config == config
