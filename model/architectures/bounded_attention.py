@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from model.architectures.bounded import SINKS
 from model.architectures.decoder import Mixer
 from model.architectures.network import State
-from model.ops.fused.norm import RMSNorm
 from model.tensor_spec import POSITION_BLOCK
 
 
@@ -43,17 +43,17 @@ class BoundedAttention(Mixer):
         self.k = nn.Linear(width, num_kv_heads * head_dim, bias=False)
         self.v = nn.Linear(width, num_kv_heads * head_dim, bias=False)
         self.out = nn.Linear(num_heads * head_dim, width, bias=False)
-        self.q_norm = RMSNorm(head_dim, eps)
-        self.k_norm = RMSNorm(head_dim, eps)
+        self.q_norm = nn.RMSNorm(head_dim, eps)
+        self.k_norm = nn.RMSNorm(head_dim, eps)
 
     def forward(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
         """See `Mixer`."""
         q, gate = self._heads(self.q(x), self.num_heads), None
         if self.gated:
             q, gate = q.chunk(2, dim=-1)
-        k = self.k_norm(self._heads(self.k(x), self.num_kv_heads)).float()
+        k = _normed(self._heads(self.k(x), self.num_kv_heads), self.k_norm)
         v = self._heads(self.v(x), self.num_kv_heads).float()
-        q = self.q_norm(q).float()
+        q = _normed(q, self.q_norm)
         at = position[:, None] + torch.arange(x.shape[1], device=x.device)  # [B, T]
         k = self._rotate(k, at)
         y = self._attend(q, k, v, state, position, at)
@@ -116,6 +116,11 @@ class BoundedAttention(Mixer):
         keys = kept(_rows(state["k"].transpose(-1, -2)), k)
         values = kept(_rows(state["v"]), v)
         return {"k": _blocks(keys).transpose(-1, -2), "v": _blocks(values)}
+
+
+def _normed(heads: Tensor, norm: nn.RMSNorm) -> Tensor:
+    """In float32, whatever the products and the weights are."""
+    return F.rms_norm(heads.float(), norm.weight.shape, norm.weight.float(), norm.eps)
 
 
 def _rows(blocks: Tensor) -> Tensor:
