@@ -14,6 +14,7 @@ import typer
 from model import command_line
 from model.architectures import Config, config_class
 from model.command_line import LoraAlpha, LoraFiles, lora_of
+from model.config import ConfigError
 from model.evaluation import Evaluation, Half, Mode
 
 if TYPE_CHECKING:
@@ -92,7 +93,11 @@ def train_command(
         int, typer.Option(help="Number of ids of a tokenizer trained by this run.")
     ] = 4096,
     architecture: Annotated[
-        str, typer.Option(help="Architecture: everstream, rwkv7, mamba2 or mamba.")
+        str,
+        typer.Option(
+            help="Architecture: everstream, rwkv7, mamba2, mamba, arwkv7, qwen35, lfm2, or"
+            " gated_deltanet, which is everstream with --attention delta."
+        ),
     ] = "everstream",
     attention: Annotated[
         str | None,
@@ -102,7 +107,7 @@ def train_command(
     ] = None,
     attention_options: Annotated[
         str | None,
-        typer.Option(help="Options of the mechanism, as a JSON object; for rwkv7 and Mamba sizes."),
+        typer.Option(help="Options of the mechanism, as a JSON object; elsewhere sizes."),
     ] = None,
     hidden_size: Annotated[int, typer.Option(help="Width of the model.")] = 256,
     layers: Annotated[int, typer.Option(help="Number of blocks.")] = 6,
@@ -232,9 +237,20 @@ def default_embedding_rate(optimizer: str, learning_rate: float) -> float:
     return 2 * learning_rate if optimizer == "muon" else learning_rate
 
 
+#: What others call our own blocks with a certain mechanism.
+OF_OUR_BLOCKS = {"gated_deltanet": "delta"}
+
+
 def _new_model(architecture: str, tokenizer: Tokenizer, **sizes: Any) -> Config:
     """The config of a new model; a size of None is the family's default."""
     chosen = {name: value for name, value in sizes.items() if value is not None}
+    if architecture in OF_OUR_BLOCKS:
+        mechanism = OF_OUR_BLOCKS[architecture]
+        if chosen.setdefault("attention", mechanism) != mechanism:
+            raise ConfigError(
+                f"attention must be {mechanism!r} for {architecture}, not {chosen['attention']!r}"
+            )
+        architecture = "everstream"
     family = config_class(architecture)
     return family.for_training(tokenizer.vocab_size, tokenizer.eos_token_id, chosen)
 

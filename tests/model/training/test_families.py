@@ -6,12 +6,14 @@ import csv
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from model.architectures.arwkv7.config import Arwkv7Config
 from model.architectures.config import Config
+from model.architectures.hybrid import HybridConfig
 from model.architectures.mamba.config import MambaConfig
 from model.architectures.mamba2.config import Mamba2Config
 from model.architectures.rwkv7.config import Rwkv7Config
@@ -157,6 +159,48 @@ def test_command_trains_a_mamba2(corpus: Path, tmp_path: Path) -> None:
     assert (config.num_attention_heads, config.head_dim, config.state_size) == (4, 8, 12)
 
 
+@pytest.mark.parametrize(
+    ("family", "options", "attention_layers", "constant"),
+    [
+        ("qwen35", {}, (3,), False),
+        ("qwen35", {"attention_layers": []}, (), True),
+        ("lfm2", {}, (2,), False),
+    ],
+)
+def test_command_trains_a_hybrid(
+    corpus: Path,
+    tmp_path: Path,
+    family: str,
+    options: dict[str, Any],
+    attention_layers: tuple[int, ...],
+    constant: bool,
+) -> None:
+    sizes = f"--architecture {family} --hidden-size 16 --heads 2 --head-dim 8 --layers 4"
+    options = {"num_key_value_heads": 1, "conv_size": 3, **options}
+    if family == "qwen35":
+        heads = {"num_key_heads": 1, "num_value_heads": 2, "key_head_dim": 8, "value_head_dim": 8}
+        options |= heads | {"rotary_dim": 4}
+    more = ["--intermediate-size", 24, "--attention-options", json.dumps(options)]
+    run = "--steps 4 --batch-size 2 --window 32 --threads 1 --vocab-size 280"
+    everstream(
+        "train", "--data", corpus, *run.split(), *sizes.split(), *more, "--out", tmp_path / "run"
+    )
+    config = load_checkpoint(tmp_path / "run" / "model").config
+    assert isinstance(config, HybridConfig)
+    assert (config.attention, config.attention_layers) == (family, attention_layers)
+    assert config.constant_state == constant
+    assert config.attention_options.items() >= options.items()
+
+
+def test_name_of_the_field_trains_our_delta(corpus: Path, tmp_path: Path) -> None:
+    sizes = "--architecture gated_deltanet --hidden-size 16 --heads 2 --head-dim 8"
+    options = ["--attention-options", '{"key_dim": 4}', "--out", tmp_path / "run"]
+    everstream("train", "--data", corpus, *RUN.split(), *sizes.split(), *options)
+    config = load_checkpoint(tmp_path / "run" / "model").config
+    assert isinstance(config, ModelConfig)
+    assert (config.attention, config.attention_options) == ("delta", {"key_dim": 4})
+
+
 def write_vocabulary(path: Path) -> Path:
     """RWKV's: the bytes and two words, with ids up to 258."""
     tokens = [bytes([byte]) for byte in range(256)] + [b"the ", b" fox"]
@@ -201,6 +245,18 @@ def test_rwkv_vocabulary_is_a_tokenizer_to_train_with(corpus: Path, tmp_path: Pa
         ("--architecture rwkv7 --attention delta", "attention must be 'rwkv7', not 'delta'"),
         ("--architecture rwkv7 --head-dim 60", "head_dim must divide 256, not 60"),
         ("--architecture everstream --attention rwkv7", "'rwkv7' is unknown"),
+        (
+            "--architecture gated_deltanet --attention elu",
+            "attention must be 'delta' for gated_deltanet, not 'elu'",
+        ),
+        (
+            '--architecture qwen35 --attention-options {"rank":3}',
+            "attention_options must be an object of attention_layers, num_key_value_heads, rotary",
+        ),
+        (
+            "--architecture qwen35 --head-dim 32",
+            "rotary_dim must be even and at most 32, not 64",
+        ),
     ],
 )
 def test_mistake_is_one_line_and_status_2(
