@@ -1,12 +1,15 @@
-"""The tables of docs/training.md, from what `benchmarks.training` found."""
+"""The tables of docs/training.md: what `benchmarks.training` and `benchmarks.round_trip` found."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
 
-from benchmarks.report import Figures, markdown, read_result
+from benchmarks.report import RESULTS, Figures, markdown, read_result
 from benchmarks.training import PARTS, RESULT
+
+#: The results of `benchmarks.round_trip`, whose names end in the model's.
+ROUND_TRIPS = ("round_trip", "round_trip_mamba2", "round_trip_qwen35", "round_trip_gated_deltanet")
 
 ALL_PARTS = (*(part for part, _ in PARTS), "optimizer", "autograd and rest")
 
@@ -19,7 +22,28 @@ def tables() -> dict[str, str]:
         "speed": speed_table(result["speed"], result["peak_gflops"]),
         "profile": profile_table(result["profile"]),
         "curves": curve_table(result["curves"]),
+        "round trips": round_trip_table(),
     }
+
+
+def round_trip_table() -> str:
+    """Each model in each program, next to Everstream on torch."""
+    body = []
+    for name in ROUND_TRIPS:
+        programs = read_result(RESULTS / f"{name}.json")["programs"]
+        model = name.removeprefix("round_trip_") if name != "round_trip" else "rwkv7"
+        body += [
+            [
+                model,
+                f"{program} ({row['version']})" if "version" in row else program,
+                f"{row['bits_per_byte']:.6f}",
+                f"{row['difference']:.1e}",
+                f"{row['same_greedy_tokens']:,} of {row['greedy_tokens']:,}",
+            ]
+            for program, row in programs.items()
+        ]
+    head = ["model", "program, file", "bits per byte", "difference", "equal greedy tokens"]
+    return markdown(head, body)
 
 
 def speed_table(rows: Sequence[Figures], peaks: Figures) -> str:

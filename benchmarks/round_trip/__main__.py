@@ -1,12 +1,13 @@
 """Does a model that was trained here read and write the same in other programs?
 
-    python -m benchmarks.round_trip MODEL TEXT --llama-python PYTHON --output FILE
+    python -m benchmarks.round_trip MODEL TEXT --transformers-python PYTHON --output FILE
 
-An RWKV-7 of ours is exported (`everstream export`) as a native ``.pth``, as a Hugging Face folder
-and as GGUF, all in float32. Everstream reads each of them, the `rwkv` package the first, llama.cpp
-the last. Bits per byte on TEXT, whose documents are each read from the empty state, and the
-likeliest tokens after the beginning of each are compared with those of Everstream on torch from
-MODEL itself, and the ids of the documents with those that llama.cpp makes. Exits with 1 where
+A model of ours is exported (`everstream export`) in float32 in every form that its family has:
+as GGUF, as a Hugging Face folder, an RWKV-7 also as a native ``.pth``. Everstream reads each of
+them, llama.cpp the first, transformers the second (not of an RWKV-7, which it does not have), the
+`rwkv` package the last. Bits per byte on TEXT, whose documents are each read from the empty state,
+and the likeliest tokens after the beginning of each are compared with those of Everstream on torch
+from MODEL itself, and the ids of the documents with those that llama.cpp makes. Exits with 1 where
 they differ.
 """
 
@@ -28,9 +29,11 @@ from typing import Any
 import torch
 
 from benchmarks.report import Figures, Result, command_line, show_figures
+from model.architectures.hybrid import HybridConfig
 from model.architectures.network import Network
-from model.checkpoint import load_checkpoint
+from model.checkpoint import Checkpoint, load_checkpoint
 from model.evaluation import documents
+from model.export import WRITERS
 from model.export.cli import Format, export_command
 from model.native.runtime import Runtime, built
 from model.tokenizer import Tokenizer
@@ -38,6 +41,9 @@ from model.tokenizer import Tokenizer
 MAX_DIFFERENCE = 1e-4
 WINDOW = 256
 PROMPT_TOKENS = 16
+NAMES: dict[Format, str] = {"pth": "model.pth", "hf": "hf", "gguf": "model.gguf"}
+#: The form that each other program reads.
+READS: dict[str, Format] = {"rwkv": "pth", "transformers": "hf", "llama": "gguf"}
 
 
 @dataclass(frozen=True)
@@ -175,25 +181,31 @@ def agrees(row: Figures) -> bool:
 
 
 def readings(model: Path, folder: Path, job: Job, peers: dict[str, Path]) -> dict[str, Reading]:
-    """Every program's; ``peers`` may have the interpreters of ``rwkv`` and ``llama``."""
+    """Every program's; ``peers`` has the interpreters of those of `READS` that are there."""
     original = load_checkpoint(model)
     found = {"everstream, torch": read_on_torch(original.model, job)}
     if built():
         runtime = Runtime(original.config, original.weights, "float32", 1)
         found["everstream, native"] = read_on_native(runtime, job)
-    files: dict[Format, Path] = {
-        "pth": folder / "model.pth",
-        "hf": folder / "hf",
-        "gguf": folder / "model.gguf",
-    }
+    files = {format: folder / name for format, name in exported(original).items()}
     for format, file in files.items():
         export_command(str(model), file, format, "float32")
         found[f"everstream, {format}"] = read_on_torch(load_checkpoint(file).model, job)
-    if "rwkv" in peers:
-        found["rwkv, pth"] = read_by_peer(peers["rwkv"], "rwkv", files["pth"], job)
-    if "llama" in peers:
-        found["llama, gguf"] = read_by_peer(peers["llama"], "llama", files["gguf"], job)
+    for peer, format in READS.items():
+        if peer in peers and format in files:
+            found[f"{peer}, {format}"] = read_by_peer(peers[peer], peer, files[format], job)
     return found
+
+
+def exported(checkpoint: Checkpoint) -> dict[Format, str]:
+    """The files of the forms of `NAMES` that the model has, by the form."""
+    known = WRITERS.get(checkpoint.config.attention, {})
+    pure = isinstance(checkpoint.config, HybridConfig) and checkpoint.config.constant_state
+    return {
+        format: name
+        for format, name in NAMES.items()
+        if format in known and not (pure and format == "gguf")
+    }
 
 
 def arguments(argv: Iterable[str] | None) -> argparse.Namespace:
@@ -201,8 +213,8 @@ def arguments(argv: Iterable[str] | None) -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument("model", type=Path, help="folder of a run's model")
     parser.add_argument("text", type=Path, help="UTF-8 text")
-    parser.add_argument("--llama-python", type=Path, help="Python interpreter with llama_cpp")
-    parser.add_argument("--rwkv-python", type=Path, help="Python interpreter with rwkv and torch")
+    for peer in READS:
+        parser.add_argument(f"--{peer}-python", type=Path, help=f"Python interpreter with {peer}")
     parser.add_argument("--documents", type=int, default=20)
     parser.add_argument(
         "--max-bytes", type=int, default=4000, help="maximum bytes of each document"
@@ -220,7 +232,7 @@ def main(argv: Iterable[str] | None = None) -> None:
     job = make_job(
         checkpoint.tokenizer, options.text, options.max_bytes, options.documents, options.tokens
     )
-    named = {"rwkv": options.rwkv_python, "llama": options.llama_python}
+    named = {peer: getattr(options, f"{peer}_python") for peer in READS}
     peers = {name: python for name, python in named.items() if python}
     with tempfile.TemporaryDirectory() as folder:
         rows = compare(readings(options.model, Path(folder), job, peers), job)

@@ -1,8 +1,9 @@
-"""Reads texts with the `rwkv` package or with llama.cpp: `benchmarks.round_trip` runs this file.
+"""Reads texts with `rwkv`, `transformers` or llama.cpp: `benchmarks.round_trip` runs this file.
 
-    PYTHON benchmarks/round_trip/peers.py rwkv|llama FILE JOB RESULT
+    PYTHON benchmarks/round_trip/peers.py rwkv|transformers|llama FILE JOB RESULT
 
-PYTHON needs numpy and the package (`rwkv` and torch, or `llama_cpp`), and nothing of Everstream.
+PYTHON needs numpy and the package (`rwkv` and torch, `transformers` and torch, or `llama_cpp`), and
+nothing of Everstream. Everything is computed and kept in float32.
 JOB is a JSON file: ``strings``; ``texts``, their token ids after that of the end of text;
 ``prompts``, token ids; and ``num_tokens``. RESULT gets ``nats``, the sum of -log p of all tokens of
 the texts but their first ones; ``greedy``, for each prompt the likeliest ``num_tokens`` tokens
@@ -12,6 +13,7 @@ that of the package.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
@@ -48,12 +50,45 @@ def rwkv_package(file: Path, max_tokens: int) -> tuple[Read, Tokenize | None]:
     return read, None
 
 
+def transformers_package(file: Path, max_tokens: int) -> tuple[Read, Tokenize | None]:
+    """With a cache, where the folder's config allows it; else all of a text is read again."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(1)
+    model: Any = AutoModelForCausalLM.from_pretrained(file, dtype=torch.float32)
+    parameters = inspect.signature(model.forward).parameters
+    cache_name = "cache_params" if "cache_params" in parameters else "past_key_values"
+    has_cache = model.config.use_cache
+    cache: Any = None
+    text: list[int] = []
+
+    @torch.no_grad()
+    def read(ids: list[int], begins: bool) -> Logits:
+        nonlocal cache, text
+        text = ids if begins else text + ids
+        past = {} if begins or not has_cache else {cache_name: cache}
+        answer = model(torch.tensor([ids if has_cache else text]), use_cache=has_cache, **past)
+        cache = getattr(answer, cache_name, None)
+        found: Logits = answer.logits[0, -len(ids) :].numpy()
+        return found
+
+    return read, None
+
+
 def llama_cpp(file: Path, max_tokens: int) -> tuple[Read, Tokenize | None]:
     """One sequence in one context."""
-    from llama_cpp import Llama
+    from llama_cpp import GGML_TYPE_F32, Llama
 
     model: Any = Llama(
-        str(file), n_ctx=max_tokens, n_threads=1, n_threads_batch=1, logits_all=True, verbose=False
+        str(file),
+        n_ctx=max_tokens,
+        n_threads=1,
+        n_threads_batch=1,
+        logits_all=True,
+        type_k=GGML_TYPE_F32,
+        type_v=GGML_TYPE_F32,
+        verbose=False,
     )
 
     def read(ids: list[int], begins: bool) -> Logits:
@@ -72,7 +107,11 @@ def llama_cpp(file: Path, max_tokens: int) -> tuple[Read, Tokenize | None]:
 
 
 #: The name of the distribution, and what opens a file.
-PEERS = {"rwkv": ("rwkv", rwkv_package), "llama": ("llama-cpp-python", llama_cpp)}
+PEERS = {
+    "rwkv": ("rwkv", rwkv_package),
+    "transformers": ("transformers", transformers_package),
+    "llama": ("llama-cpp-python", llama_cpp),
+}
 
 
 def nats(read: Read, texts: list[list[int]]) -> float:

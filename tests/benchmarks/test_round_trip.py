@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.round_trip.__main__ import Job, Reading, agrees, compare, make_job, same
+from benchmarks.round_trip.__main__ import (
+    MAX_DIFFERENCE,
+    Job,
+    Reading,
+    agrees,
+    compare,
+    main,
+    make_job,
+    same,
+)
+from model.native.runtime import built
+from tests.model.commands import everstream
 from tests.tiny import tiny_tokenizer
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -57,10 +70,65 @@ def test_job_has_the_beginnings_of_the_documents(text: Path) -> None:
     assert Job(**saved) == job
 
 
-def test_committed_result_is_of_all_programs_and_they_agree() -> None:
-    file = DOCS.parent / "benchmarks" / "results" / "round_trip.json"
+#: Of the gated delta net, with sizes that GGUF has.
+HEADS = {"num_key_heads": 1, "num_value_heads": 2, "key_head_dim": 8, "value_head_dim": 8}
+#: Of models that are read after a few steps of training: their family and sizes.
+SMALL: dict[str, tuple[str, dict[str, Any]]] = {
+    "mamba2": ("mamba2", {"state_size": 16}),
+    "qwen35": ("qwen35", {**HEADS, "num_key_value_heads": 1, "rotary_dim": 4, "conv_size": 3}),
+    "gated_deltanet": ("qwen35", {**HEADS, "attention_layers": [], "rotary_dim": 4}),
+}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", SMALL)
+def test_trained_model_reads_the_same_in_transformers(
+    name: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    family, sizes = SMALL[name]
+    run = "--steps 5 --batch-size 2 --window 32 --threads 1 --vocab-size 280 --layers 4"
+    options = ["--architecture", family, "--hidden-size", 16, "--head-dim", 8]
+    options += ["--attention-options", json.dumps(sizes)]
+    if family == "qwen35":
+        options += ["--heads", 2, "--intermediate-size", 24]
+    everstream("train", "--data", text, *run.split(), *options, "--out", tmp_path / "run")
+    with pytest.raises(SystemExit) as ended:
+        main(
+            [
+                *(str(tmp_path / "run" / "model"), str(text)),
+                *("--transformers-python", sys.executable),
+                *("--documents", "2", "--max-bytes", "150", "--tokens", "12"),
+                *("--output", str(tmp_path / "result.json")),
+            ]
+        )
+    capsys.readouterr()
+    result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    rows = result["programs"]
+    native = ["everstream, native"] if built() else []
+    files = (
+        ["everstream, hf"] if name == "gated_deltanet" else ["everstream, hf", "everstream, gguf"]
+    )
+    assert list(rows) == ["everstream, torch", *native, *files, "transformers, hf"]
+    assert all(abs(row["difference"]) <= MAX_DIFFERENCE for row in rows.values())
+    assert ended.value.code == (not all(map(agrees, rows.values())))
+
+
+#: The committed results, and the programs that read each model.
+COMMITTED = {
+    "round_trip": ["everstream, pth", "rwkv, pth", "llama, gguf"],
+    "round_trip_mamba2": ["transformers, hf", "llama, gguf"],
+    "round_trip_qwen35": ["transformers, hf", "llama, gguf"],
+    "round_trip_gated_deltanet": ["transformers, hf"],
+}
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_committed_result_is_of_all_programs_and_they_agree(name: str) -> None:
+    file = DOCS.parent / "benchmarks" / "results" / f"{name}.json"
     rows = json.loads(file.read_text(encoding="utf-8"))["programs"]
-    files = ["everstream, pth", "everstream, hf", "everstream, gguf", "rwkv, pth", "llama, gguf"]
-    assert list(rows) == ["everstream, torch", "everstream, native", *files]
+    ours = {"everstream, torch", "everstream, native", "everstream, hf"}
+    if "llama, gguf" in COMMITTED[name]:
+        ours.add("everstream, gguf")
+        assert rows["llama, gguf"]["same_ids"] == rows["llama, gguf"]["strings"] > 0
+    assert set(rows) == ours | set(COMMITTED[name])
     assert all(map(agrees, rows.values()))
-    assert rows["llama, gguf"]["same_ids"] == rows["llama, gguf"]["strings"] > 0
