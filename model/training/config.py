@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +95,9 @@ def identity(config: TrainConfig, model: Config, tokenizer: Tokenizer) -> dict[s
     run["valid"] = [path.name for path in config.valid]
     run["initial"] = None if config.initial is None else load_checkpoint(config.initial).digest
     run["decays_from"] = config.num_steps - config.decay_steps
-    return {**run, "model": model.to_dict(), "tokenizer": tokenizer.digest}
+    values = {**run, "model": model.to_dict(), "tokenizer": tokenizer.digest}
+    found: dict[str, Any] = json.loads(json.dumps(values))  # lists where a config has tuples
+    return found
 
 
 def changes(before: dict[str, Any], now: dict[str, Any], step: int) -> list[str]:

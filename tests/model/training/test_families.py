@@ -16,6 +16,7 @@ from model.architectures.config import Config
 from model.architectures.hybrid import HybridConfig
 from model.architectures.mamba.config import MambaConfig
 from model.architectures.mamba2.config import Mamba2Config
+from model.architectures.qwen35.config import Qwen35Config
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.checkpoint import load_checkpoint
 from model.config import ModelConfig
@@ -87,6 +88,17 @@ def gated_deltanet(tokenizer: Tokenizer) -> ModelConfig:
 
 
 @pytest.fixture
+def qwen35(tokenizer: Tokenizer) -> Qwen35Config:
+    """A gated delta net in each layer."""
+    heads = {"num_key_heads": 1, "num_value_heads": 2, "key_head_dim": 4, "value_head_dim": 8}
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 24}
+    options = {"attention_options": {"attention_layers": [], **heads}}
+    return Qwen35Config.for_training(
+        tokenizer.vocab_size, tokenizer.eos_token_id, {**sizes, **options}
+    )
+
+
+@pytest.fixture
 def family(request: pytest.FixtureRequest) -> Config:
     """A config by the name of its fixture."""
     found: Config = request.getfixturevalue(request.param)
@@ -96,7 +108,9 @@ def family(request: pytest.FixtureRequest) -> Config:
 @pytest.mark.parametrize(
     ("optimizer", "precision"), [("muon", "float32"), ("adamw", "float32"), ("muon", "bfloat16")]
 )
-@pytest.mark.parametrize("family", ["rwkv7", "mamba2", "arwkv7", "gated_deltanet"], indirect=True)
+@pytest.mark.parametrize(
+    "family", ["rwkv7", "mamba2", "arwkv7", "gated_deltanet", "qwen35"], indirect=True
+)
 def test_stopped_run_resumes_bit_for_bit(
     optimizer: str, precision: str, config: TrainConfig, family: Config, tokenizer: Tokenizer
 ) -> None:
