@@ -101,7 +101,7 @@ class HybridConfig(JsonConfig, ABC):
         if "attention_layers" in options:
             return config
         usual = range(cls.interval - 1, config.num_hidden_layers, cls.interval)
-        return replace(config, attention_layers=tuple(usual))
+        return replace(config, attention_layers=tuple(usual))  # type: ignore[type-var]
 
     @property
     def constant_state(self) -> bool:

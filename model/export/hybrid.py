@@ -77,8 +77,8 @@ def _lfm2_config(config: Lfm2Config, dtype: str) -> dict[str, Any]:
 
 
 def _shared(config: HybridConfig, dtype: str, kinds: tuple[str, str]) -> dict[str, Any]:
-    names = ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "head_dim")
-    names = (*names, "num_attention_heads", "num_key_value_heads", "bos_token_id", "eos_token_id")
+    names = ["vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "head_dim"]
+    names += ["num_attention_heads", "num_key_value_heads", "bos_token_id", "eos_token_id"]
     return {
         **{name: getattr(config, name) for name in names},
         "layer_types": [kinds[is_attention] for is_attention in config.is_attention],
