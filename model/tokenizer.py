@@ -7,6 +7,7 @@ tokenizer are those of `model.tokenization`.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -109,6 +110,12 @@ class Tokenizer:
     def from_json(cls, text: str) -> Tokenizer:
         """The tokenizer of the text of a ``tokenizer.json``. Raises `TokenizerError`."""
         return cls(LibraryCodec(text))
+
+    def remembering(self) -> Tokenizer:
+        """The same, with a memory of its own for the ids of long texts."""
+        tokenizer = copy.copy(self)
+        tokenizer._codec = self._codec.remembering()
+        return tokenizer
 
     def save(self, path: Path) -> None:
         """Writes the tokenizer's file; `file_name` is what checkpoints call it."""

@@ -70,6 +70,9 @@ class ByteTokenizer:
     special_names = {EOS: "<|endoftext|>"}  # noqa: RUF012 - never written to
     silent_ids = frozenset((EOS,))
 
+    def remembering(self) -> ByteTokenizer:
+        return self
+
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
         if not allow_special:
             return list(text.encode())

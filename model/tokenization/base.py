@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 from tokenizers import AddedToken
 
@@ -65,6 +65,9 @@ class Codec(Protocol):
 
     def encode_exact(self, text: str) -> list[int]:
         """Ids whose bytes are those of ``text``: nothing put in front, nothing normalised."""
+
+    def remembering(self) -> Self:
+        """A copy that remembers the ids of long texts: see `model.tokenization.known`."""
 
     def content(self) -> str:
         """The file."""

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import copy
 import json
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Self
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 
 from model.tokenization.base import END_OF_TEXT, MAX_TOKEN_BYTES, TokenizerError
 from model.tokenization.ends import NO_ENDS, Ends, resolve
 from model.tokenization.kinds import SPACE, Json, byte_ids, bytes_of, first_bytes_of, flat, kind_of
+from model.tokenization.known import Encoded, KnownTexts
 
 FILE = "tokenizer.json"
 #: Ends a turn of ChatML.
@@ -24,6 +27,9 @@ TURN_END = "<|im_end|>"
 #: Special tokens that are text in an answer: LFM2 writes a list of calls between them. A client's
 #: text still cannot have them.
 SHOWN = frozenset(("<|tool_call_start|>", "<|tool_call_end|>"))
+
+#: Of a text's last tokens, among which the end of its settled part is looked for.
+MAX_UNSETTLED = 1024
 
 #: Bounds on what a damaged file may allocate; the largest that are published have 260,000 ids in
 #: 34 MB.
@@ -62,12 +68,16 @@ class LibraryCodec:
         self._exact_backend = self._continuing if same else _backend(_json(exact))
         self.puts_space_in_front = self._continuing is not self._backend
         first = any(cut.get("prepend_scheme") == "first" for cut in _cuts(values))
-        self._after_special = self._continuing if first else self._backend
+        self._from_start: Callable[[str], list[int]] = partial(_ids, backend)
+        self._in_midst: Callable[[str], list[int]] = partial(_ids, self._continuing)
+        self._after_special: Callable[[str], list[int]]
+        self._after_special = self._in_midst if first else self._from_start
         self.special = {
             id: added.get(id) or AddedToken(str(backend.id_to_token(id)), special=True)
             for id in ends_and_special
         }
         self._fill_tables(vocabulary, added, size)
+        self._longest_name = max((len(token.content) for token in added.values()), default=0)
         if self._kind.fallback:
             self._byte_ids = byte_ids(self._kind, vocabulary)
 
@@ -89,15 +99,15 @@ class LibraryCodec:
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text that begins a text, as the file says."""
-        return _ids(self._backend, text)
+        return self._from_start(text)
 
     def encode_after_special(self, text: str) -> list[int]:
         """The same behind a special token, where a file may put no space in front."""
-        return _ids(self._after_special, text)
+        return self._after_special(text)
 
     def encode_continuation(self, text: str) -> list[int]:
         """The same with no space in front."""
-        return _ids(self._continuing, text)
+        return self._in_midst(text)
 
     def encode_exact(self, text: str) -> list[int]:
         """Ids whose bytes are those of ``text``."""
@@ -108,6 +118,54 @@ class LibraryCodec:
         for part in rest:
             ids += [*(self._byte_ids[byte] for byte in SPACE.encode()), *self._exact(part)]
         return ids
+
+    def remembering(self) -> Self:
+        """The same with a memory of its own for long texts."""
+        codec = copy.copy(self)
+        codec._in_midst = KnownTexts(self._in_midst, self.settled).encode
+        if self.puts_space_in_front:  # behind added names as well, so that no part is settled
+            whole = self._from_start
+            codec._from_start = KnownTexts(whole, lambda text: Encoded(whole(text))).encode
+        else:
+            codec._from_start = codec._in_midst
+        is_start = self._after_special is self._from_start
+        codec._after_special = codec._from_start if is_start else codec._in_midst
+        return codec
+
+    def settled(self, text: str) -> Encoded:
+        """Ids of what continues a text, and how much of it is settled."""
+        (encoding,) = self._continuing.encode_batch([text], add_special_tokens=False)
+        ids = list(encoding.ids)
+        num_ids = self._num_settled(encoding, ids) if ids else 0
+        rest = b"".join(self.token_bytes[id] for id in ids[num_ids:]).decode(errors="replace")
+        if not num_ids or not text.endswith(rest):  # a normaliser has changed the end
+            return Encoded(ids)
+        return Encoded(ids, len(text) - len(rest), num_ids)
+
+    def _num_settled(self, encoding: Encoding, ids: list[int]) -> int:
+        """Number of ids that stay whatever follows the text; 0 where none is sure to.
+
+        What follows can make the last word longer, and join it to spaces in front of it: so two
+        words that are not spaces are behind the settled part. There is room for the longest added
+        name as well, of which a text may end with the beginning. Digits are not cut, because a
+        pattern may count them from behind.
+        """
+        num_words = num_bytes = 0
+        is_space, word = True, encoding.token_to_word(len(ids) - 1)
+        for place in range(len(ids) - 1, max(0, len(ids) - MAX_UNSETTLED), -1):
+            data, before = self.token_bytes[ids[place]], encoding.token_to_word(place - 1)
+            if word is None or before is None:
+                return 0
+            num_bytes += len(data)
+            is_space = is_space and not data.strip()
+            if before == word:
+                continue
+            num_words += not is_space
+            is_space, word = True, before
+            is_number = data[:1].isdigit() and self.token_bytes[ids[place - 1]][-1:].isdigit()
+            if num_words >= 2 and num_bytes >= self._longest_name and not is_number:
+                return place
+        return 0
 
     def content(self) -> str:
         """The file, as the library writes it."""

@@ -11,15 +11,17 @@ this module: the RWKV project's, under Apache-2.0, with line ends of one byte.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+import copy
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tokenizers import AddedToken
 
 from model.files import read_text
 from model.tokenization.base import END_OF_TEXT, MAX_TOKEN_BYTES, TokenizerError
 from model.tokenization.ends import NO_ENDS, Ends, resolve
+from model.tokenization.known import Encoded, KnownTexts
 
 FILE = "rwkv_vocab_v20230424.txt"
 PUBLISHED = Path(__file__).with_name(FILE)
@@ -64,12 +66,35 @@ class WorldCodec:
         others = [id for id in others if len(self._by_id.get(id, b"").strip()) > 1]
         self.eos_token_ids = (EOS, *dict.fromkeys(others))
         self._trie = _trie(self._by_id)
+        self._longest = max(map(len, self.token_bytes))
+        self._encode: Callable[[str], list[int]] = lambda text: self.encode_bytes(text.encode())
 
     def encode(self, text: str) -> list[int]:
         """Ids whose bytes are those of ``text``, at its beginning or anywhere."""
-        return self.encode_bytes(text.encode())
+        return self._encode(text)
 
     encode_after_special = encode_continuation = encode_exact = encode
+
+    def remembering(self) -> Self:
+        """The same with a memory of its own for long texts."""
+        codec = copy.copy(self)
+        codec._encode = KnownTexts(self._encode, self.settled).encode
+        return codec
+
+    def settled(self, text: str) -> Encoded:
+        """The same, and how much of it is settled: tokens with room for the longest behind them."""
+        data = text.encode()
+        ids = self.encode_bytes(data)
+        num_ids, behind = len(ids), 0
+        while num_ids and behind < self._longest:
+            num_ids -= 1
+            behind += len(self.token_bytes[ids[num_ids]])
+        # A token may end within a character.
+        while num_ids and data[len(data) - behind] & 0xC0 == 0x80:
+            num_ids -= 1
+            behind += len(self.token_bytes[ids[num_ids]])
+        settled = data[: len(data) - behind] if num_ids else b""
+        return Encoded(ids, len(settled.decode()), num_ids)
 
     def encode_bytes(self, data: bytes) -> list[int]:
         """The same for bytes, which need not be UTF-8."""

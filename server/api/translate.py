@@ -50,7 +50,9 @@ async def generate_request(
     continues = is_begun
     if session is not None:
         continues = await _continues(service, session, owner, prompt)
-    tokens = () if prompt is None else await prompt_tokens(service, prompt, "prompt", continues)
+    tokens: tuple[int, ...] = ()
+    if prompt is not None:
+        tokens = await prompt_tokens(service, owner, prompt, "prompt", continues)
     if key is not None and session is None and not wanted.keep:
         raise invalid("idempotency_key", "needs a session that is kept")
     if not tokens and session is None and not is_begun:
@@ -84,7 +86,7 @@ async def append_request(
     field = "text" if body.tokens is None else "tokens"
     given = body.text if body.tokens is None else body.tokens
     continues = await _continues(service, session, owner, given)
-    tokens = () if given is None else await prompt_tokens(service, given, field, continues)
+    tokens = () if given is None else await prompt_tokens(service, owner, given, field, continues)
     if not tokens:
         raise invalid(field, "must not be empty")
     return Request(
@@ -101,17 +103,22 @@ async def append_request(
 
 
 async def prompt_tokens(
-    service: Service, prompt: str | Sequence[int], field: str, continues: bool = False
+    service: Service,
+    owner: str,
+    prompt: str | Sequence[int],
+    field: str,
+    continues: bool = False,
 ) -> tuple[int, ...]:
     """The ids of ``prompt``, the value of ``field``, as they are fed.
 
-    It begins a text, or ``continues`` one.
+    It begins a text, or ``continues`` one. What ``owner`` has sent before is known.
     """
     ids: Sequence[int]
     if not isinstance(prompt, str):
         ids = prompt
     else:
-        encode = service.tokenizer.encode_continuation if continues else service.tokenizer.encode
+        tokenizer = service.tokenizers.of(owner)
+        encode = tokenizer.encode_continuation if continues else tokenizer.encode
         is_short = len(prompt) <= MAX_INLINE_CHARS
         ids = encode(prompt) if is_short else await asyncio.to_thread(encode, prompt)
     service.limits.check_prompt(len(ids), field)

@@ -13,6 +13,7 @@ from server.constraints.compiler import FormatCompiler
 from server.errors import invalid
 from server.models.info import ModelInfo
 from server.models.large_answers import LargeAnswers
+from server.models.tenant_tokenizers import TenantTokenizers
 from server.runtime.async_engine import AsyncEngine
 from server.sessions.idempotency import IdempotencyKeys
 from server.sessions.loader import Elsewhere
@@ -56,6 +57,7 @@ class Service:
     limits: RequestLimits
     model: ModelInfo
     tokenizer: Tokenizer
+    tokenizers: TenantTokenizers
     states: NamedStates
     max_queued_events: int
     heartbeat_s: float
@@ -106,6 +108,7 @@ def make_service(
         ),
         model=model,
         tokenizer=tokenizer,
+        tokenizers=TenantTokenizers(tokenizer),
         max_queued_events=config.max_queued_events,
         heartbeat_s=config.heartbeat_s,
         max_socket_requests=config.max_socket_requests,

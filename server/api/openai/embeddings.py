@@ -70,7 +70,7 @@ async def embed(request: Request) -> Response:
     service = service_for(request, body.model)
     id, requests = f"embd-{secrets.token_hex(16)}", []
     for index, text in enumerate(prompts_in(body.input)):
-        tokens = await prompt_tokens(service, text, "input")
+        tokens = await prompt_tokens(service, request.state.owner, text, "input")
         await asyncio.sleep(0)  # others have their turn between the inputs
         if not tokens:
             raise invalid("input", "must not be empty")

@@ -79,12 +79,12 @@ async def score(request: Request) -> Response:
 
 async def _engine_request(service: Service, body: ScoreBody, owner: str) -> EngineRequest:
     """One request: an empty context is the start token."""
-    context = await prompt_tokens(service, body.prompt, "prompt")
+    context = await prompt_tokens(service, owner, body.prompt, "prompt")
     if not context and not isinstance(body.prompt, str):
         raise invalid("prompt", 'must have a token; the text "" is the start token')
     continuations = []
     for one in body.continuations:
-        tokens = await prompt_tokens(service, one, "continuations", bool(context))
+        tokens = await prompt_tokens(service, owner, one, "continuations", bool(context))
         continuations.append(tokens)
         await asyncio.sleep(0)  # others have their turn between them
     if not all(continuations):

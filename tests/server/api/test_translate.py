@@ -22,6 +22,7 @@ from server.errors import InvalidRequest, RequestError
 from server.models import changes as model_changes
 from server.models import storage
 from server.models.service import RequestLimits
+from server.models.tenant_tokenizers import TenantTokenizers
 from server.runtime import async_engine as async_engine
 from server.runtime import event_queue as event_queue
 from server.sessions import idempotency, named_states
@@ -36,8 +37,10 @@ MODULES = (
 )
 
 
-def service_of(limits: RequestLimits) -> Any:
-    return SimpleNamespace(tokenizer=ByteTokenizer(), limits=limits)
+def service_of(limits: RequestLimits, tokenizer: Any = None, **parts: Any) -> Any:
+    tokenizer = tokenizer or ByteTokenizer()
+    tokenizers = TenantTokenizers(tokenizer)
+    return SimpleNamespace(tokenizer=tokenizer, tokenizers=tokenizers, limits=limits, **parts)
 
 
 SERVICE = service_of(RequestLimits(max_prompt_tokens=100, max_tokens=1000))
@@ -101,11 +104,9 @@ async def test_prompt_after_a_named_state_continues_its_text(length: int) -> Non
     async def start_of(name: str) -> Any:
         return SimpleNamespace(length=length)
 
-    service: Any = SimpleNamespace(
-        tokenizer=SpaceInFront(),
-        limits=RequestLimits(max_prompt_tokens=100, max_tokens=1000),
-        sessions=SimpleNamespace(start_of=start_of),
-    )
+    limits = RequestLimits(max_prompt_tokens=100, max_tokens=1000)
+    sessions = SimpleNamespace(start_of=start_of)
+    service = service_of(limits, SpaceInFront(), sessions=sessions)
     request = await generated('{"prompt": "hi", "state": "a"}', service=service)
     assert bytes(request.tokens) == (b"hi" if length else b" hi")
 

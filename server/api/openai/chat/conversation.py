@@ -53,14 +53,15 @@ async def prompt_of(
     *,
     continue_final_message: bool = False,
     template_kwargs: Mapping[str, Any] | None = None,
-    to_be_followed: bool = False,
+    owner: str | None = None,
 ) -> Prompt:
     """What the template writes of ``messages``, to generate the next one from.
 
     With ``continue_final_message`` the last one is left open, to continue with it; else it
     is followed by what begins the next one, unless ``add_generation_prompt`` is false.
-    ``template_kwargs`` are more variables for the template. With ``to_be_followed`` the prompt
-    knows its ``cache_at``. Raises `InvalidRequest` with what the template says.
+    ``template_kwargs`` are more variables for the template. An ``owner`` will send the messages
+    again with more: the ids are remembered, and the prompt knows its ``cache_at``. Raises
+    `InvalidRequest` with what the template says.
     """
     template, names = service.chat_template, service.tokenizer.special_ids
     source = template.of(bool(tools))
@@ -101,10 +102,10 @@ async def prompt_of(
         raise InvalidRequest(marks.without(error.message), error.param) from None
     if continue_final_message:
         text = _left_open(text, rendered[-1]["content"])
-    tokenizer = service.tokenizer
+    tokenizer = service.tokenizer if owner is None else service.tokenizers.of(owner)
     ids = await asyncio.to_thread(marks.ids, text, tokenizer)
     cache_at: tuple[int, ...] = ()
-    if to_be_followed and len(ids) > MIN_TOKENS:
+    if owner is not None and len(ids) > MIN_TOKENS:
         others = await shared_texts(render, rendered, bool(tools))
         cache_at = await asyncio.to_thread(places, ids, text, others, marks, tokenizer)
     return Prompt(ids, text[-END_CHARS:], cache_at)

@@ -116,7 +116,7 @@ async def _prompt(
         *said,
         continue_final_message=open_end,
         template_kwargs=variables,
-        to_be_followed=True,
+        owner=owner,
     )
 
 
@@ -145,7 +145,8 @@ async def _engine_request(
         raise _in_our_words(error, body, tools) from None
     predicted: tuple[int, ...] = ()
     if body.prediction is not None:
-        predicted = await prompt_tokens(service, body.prediction.text, "prediction", continues=True)
+        text = body.prediction.text
+        predicted = await prompt_tokens(service, owner, text, "prediction", continues=True)
     with_turns = with_turn(engine_request, turn)
     return replace(with_turns, cache_at=prompt.cache_at, prediction=predicted)
 

@@ -142,7 +142,7 @@ async def prepare(
         turn_input = TurnInput(
             items, body.instructions, use.shown, {**reasoning.variables, **use.variables}
         )
-        prompt, source, state = await _prompt(service, turn_input, body, find_previous)
+        prompt, source, state = await _prompt(service, owner, turn_input, body, find_previous)
         turn, added = turn_of(service, prompt.end, reasoning, use.format, bool(body.ignore_eos))
         sampling = sampling_of(
             service, body, use.format, body.max_output_tokens, wants_logprobs(body)
@@ -202,7 +202,11 @@ def stored_previous(service: Service, owner: str) -> FindTurn:
 
 
 async def _prompt(
-    service: Service, turn_input: TurnInput, body: ResponsesBody, find_previous: FindTurn
+    service: Service,
+    owner: str,
+    turn_input: TurnInput,
+    body: ResponsesBody,
+    find_previous: FindTurn,
 ) -> tuple[Prompt, StoredResponse | None, str | None]:
     """What is to be read, and the response after whose session's text it comes.
 
@@ -210,7 +214,7 @@ async def _prompt(
     """
     previous_id = body.previous_response_id
     if previous_id is None:
-        return await whole_prompt(service, turn_input), None, body.state
+        return await whole_prompt(service, owner, turn_input), None, body.state
     try:
         previous = await find_previous(previous_id)
     except ResponseNotFound:
@@ -221,7 +225,7 @@ async def _prompt(
         if following is not None:
             return following, previous.kept, state
     before = await history(find_previous, previous)
-    return await whole_prompt(service, turn_input, before), None, state
+    return await whole_prompt(service, owner, turn_input, before), None, state
 
 
 def _can_continue(turn_input: TurnInput, kept: StoredResponse) -> bool:

@@ -89,7 +89,7 @@ class Answer:
 
 
 async def whole_prompt(
-    service: Service, turn_input: TurnInput, before: Sequence[Json] = ()
+    service: Service, owner: str, turn_input: TurnInput, before: Sequence[Json] = ()
 ) -> Prompt:
     """Everything, to be read from the beginning."""
     return await prompt_of(
@@ -97,7 +97,7 @@ async def whole_prompt(
         turn_input.messages(before),
         turn_input.tools or None,
         template_kwargs=turn_input.variables,
-        to_be_followed=True,
+        owner=owner,
     )
 
 

@@ -102,8 +102,8 @@ async def test_text_is_that_of_the_whole_conversation(services: dict[str, Servic
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a"}]},
     ]
     service = services["ended"]
-    whole = await whole_prompt(service, ASK, said)
-    begun = await whole_prompt(service, TurnInput(said[:1], None, ()))
+    whole = await whole_prompt(service, "me", ASK, said)
+    begun = await whole_prompt(service, "me", TurnInput(said[:1], None, ()))
     following = await what_follows(service, ASK, Answer([]))
     assert following is not None
     assert whole.ids == [*begun.ids, ord("a"), *following.ids]
