@@ -28,8 +28,8 @@ from tests.tiny import TEXT, tiny_tokenizer, write_model
 pytestmark = pytest.mark.process
 
 PAGES = ["models.md", *sorted(f"models/{path.name}" for path in (DOCS / "models").glob("*.md"))]
-#: The page's, made short; of four layers one is attention.
-SHORT = {"--steps": "2", "--hidden-size": "64", "--layers": "4"}
+#: The page's, made short.
+SHORT = {"--steps": "2"}
 
 
 def vocabulary(name: str) -> Fill:
