@@ -72,6 +72,7 @@ RANGES = {
         *('{"1": NaN}', '{"1": true}', '{"1": "2"}', '{"99999999999": 1}', '{" 1": 1}'),
         json.dumps({str(n): 1 for n in range(1025)}),
     ),
+    "speculation": ('"on"', '""', "true", "1", "[]"),
     "response_format": ('"json"', "[]", "{}", '{"type": 1}', '{"type": "json_schema"}', "true"),
 }
 CASES = [
