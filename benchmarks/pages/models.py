@@ -12,7 +12,8 @@ SIZES = RESULTS / "checkpoint_sizes.json"
 SOCKETS = RESULTS / "checkpoint_sockets.json"
 RESTORE = RESULTS / "checkpoint_restore.json"
 EDITED = RESULTS / "checkpoint_edited.json"
-FAMILY_SIZES = RESULTS / "family_sizes.json"
+#: Measured by two commands, the larger models by the second one.
+FAMILY_SIZES = (RESULTS / "family_sizes.json", RESULTS / "family_sizes_large.json")
 #: What was asked after a text was read, by the names in `EDITED`.
 EDITS = {
     "continued": "one more token",
@@ -183,7 +184,7 @@ def edited_table() -> str:
 def family_size_table() -> str:
     """What models of the published shapes take in a server."""
     body = []
-    for model in read_result(FAMILY_SIZES)["models"]:
+    for model in (model for result in FAMILY_SIZES for model in read_result(result)["models"]):
         name, loading = f"{model['model']}, {model['layers']} layers", model["loading"]
         body.append([name, "ready after", f"{loading['ready_s']:.1f} s"])
         memory = f"{loading['steady_bytes'] / 1e6:,.0f} MB, {loading['peak_by_steady']:.2f}"
