@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from server.engine.detokenizer import Detokenizer
@@ -61,7 +61,9 @@ class Model:
         self.ends.append(0)
 
     def cut(self, length: int) -> None:
+        """What is left of a prompt is fed with no end behind the text."""
         del self.text[length:], self.ends[length:]
+        self.ends = [min(end, length - 1) for end in self.ends]
         if self.ends:
             self.ends[-1] = 0
 
@@ -103,6 +105,7 @@ def advance(session: Session, model: Model, count: int) -> None:
 
 
 @given(COMMANDS)
+@example([("prompt", [0, 0, 0]), ("cut", 1)])
 def test_session_keeps_its_text_after_any_operations(commands: list[tuple[str, object]]) -> None:
     session, model = empty(), Model()
     for command, argument in commands:
