@@ -262,9 +262,10 @@ QWEN35 = """\
 """
 
 
-async def test_calls_by_parameters_are_shown_as_json() -> None:
+async def called_and_read(source: str) -> tuple[dict[str, Any], str]:
+    """Calls with a template come as JSON: arguments of one, and what is read with its result."""
     constraints = FormatCompiler(cast(Tokenizer, ByteTokenizer()))
-    engine, template = FakeEngine(matchers=constraints.matcher), ChatTemplate(QWEN35)
+    engine, template = FakeEngine(matchers=constraints.matcher), ChatTemplate(source)
     async with running(engine, constraints=constraints, chat_template=template) as server:
         assert (await ask(server, tools=TOOLS, max_tokens=5)).status_code == 200
         options: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 2000}
@@ -279,9 +280,13 @@ async def test_calls_by_parameters_are_shown_as_json() -> None:
         body = {"messages": [*HI, message, result], "tools": TOOLS, "max_tokens": 1}
         again = (await ask(server, **body, return_token_ids=True)).json()
         read = bytes(again["prompt_token_ids"]).decode()
-        arguments = json.loads(call["function"]["arguments"])
-        assert f"<function=weather>\n<parameter=place>\n{arguments['place']}\n" in read
-        assert read.endswith("</function>\n</tool_call>It rains.")
+        return json.loads(call["function"]["arguments"]), read
+
+
+async def test_calls_by_parameters_are_shown_as_json() -> None:
+    arguments, read = await called_and_read(QWEN35)
+    assert f"<function=weather>\n<parameter=place>\n{arguments['place']}\n" in read
+    assert read.endswith("</function>\n</tool_call>It rains.")
 
 
 #: As those of LFM2 and of LFM2.5 show tools and results; they write no calls.
@@ -304,23 +309,7 @@ LFM25 = LFM2.replace("<|tool_list_start|>", "").replace(
 
 @pytest.mark.parametrize("source", [LFM2, LFM25], ids=["lfm2", "lfm2.5"])
 async def test_calls_in_a_python_list_are_shown_as_json(source: str) -> None:
-    constraints = FormatCompiler(cast(Tokenizer, ByteTokenizer()))
-    engine, template = FakeEngine(matchers=constraints.matcher), ChatTemplate(source)
-    async with running(engine, constraints=constraints, chat_template=template) as server:
-        assert (await ask(server, tools=TOOLS, max_tokens=5)).status_code == 200
-        options: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 2000}
-        options |= {"parallel_tool_calls": True, "seed": 3}
-        (whole,) = calls_of(await ask(server, **options))
-        check(whole)
-        assert streamed(await ask(server, **options, stream=True)) == whole
-        first = await ask(server, tools=TOOLS, tool_choice=NAMED, max_tokens=2000)
-        message = first.json()["choices"][0]["message"]
-        (call,) = message["tool_calls"]
-        result = {"role": "tool", "tool_call_id": call["id"], "content": "It rains."}
-        body = {"messages": [*HI, message, result], "tools": TOOLS, "max_tokens": 1}
-        again = (await ask(server, **body, return_token_ids=True)).json()
-        read = bytes(again["prompt_token_ids"]).decode()
-        arguments = json.loads(call["function"]["arguments"])
-        call_text = f"weather({', '.join(f'{k}={literal(v)}' for k, v in arguments.items())})"
-        said = call_text if source == LFM2 else "own weather"
-        assert read.endswith(f"<|tool_call_start|>[{said}]<|tool_call_end|>It rains.")
+    arguments, read = await called_and_read(source)
+    call_text = f"weather({', '.join(f'{k}={literal(v)}' for k, v in arguments.items())})"
+    said = call_text if source == LFM2 else "own weather"
+    assert read.endswith(f"<|tool_call_start|>[{said}]<|tool_call_end|>It rains.")
