@@ -10,14 +10,26 @@ from collections.abc import Callable
 from functools import partial
 
 from benchmarks.checkpoints import published
-from benchmarks.pages import bundled, comparison, models, scale, speculation, speed, training
+from benchmarks.pages import (
+    background,
+    bundled,
+    comparison,
+    models,
+    scale,
+    speculation,
+    speed,
+    training,
+)
 from benchmarks.process import ROOT
 from benchmarks.report import with_tables
 
 #: What makes the tables of a page; a page without any has figures in sentences.
 PAGES: dict[str, Callable[[], dict[str, str]]] = {
     "README.md": speed.readme_tables,
-    "docs/comparison.md": comparison.tables,
+    "docs/comparison-tables.md": comparison.tables,
+    "docs/comparison.md": comparison.summary,
+    "docs/convert.md": background.conversion_tables,
+    "docs/kernels.md": background.kernel_tables,
     "docs/models.md": models.size_tables,
     "docs/models/arwkv.md": partial(published.tables, "arwkv7"),
     "docs/models/lfm2.md": lambda: published.tables("lfm2") | models.family_tables("lfm2"),
@@ -29,6 +41,7 @@ PAGES: dict[str, Callable[[], dict[str, str]]] = {
     "docs/protocol.md": dict,
     "docs/scale.md": scale.tables,
     "docs/speed.md": speed.tables,
+    "docs/streams.md": background.drift_tables,
     "docs/training.md": training.tables,
 }
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from benchmarks.model_card.facts import read
-from benchmarks.pages.comparison import trained_again
 from benchmarks.pages.models import comparison_cells, stream_ratios
 from benchmarks.report import Figures
 from model.bounds import DEFAULT_STATE_MEMORY_BYTES
@@ -69,8 +68,6 @@ def places() -> Iterator[Place]:
     yield Place(readme, cells, " | ".join(comparison_cells()))
     ratio = r"the ratio for one stream is \[(.*)\]\(docs/models/rwkv7.md"
     yield Place(readme, ratio, stream_ratios())
-    again = r"benchmarks/results/ablation.json\)\): (.*?)\. Softmax gained"
-    yield Place("docs/comparison.md", again, trained_again())
     counts = [f"{memory // num_bytes:,}" for memory in (DEFAULT_STATE_MEMORY_BYTES, 2 << 30)]
     capacity = (
         f"{num_bytes:,} bytes per session, so the default of 512 MiB holds {counts[0]} sessions,"

@@ -1,4 +1,4 @@
-"""The tables of docs/comparison.md, from the runs of `benchmarks.mechanisms`."""
+"""The tables of docs/comparison.md and comparison-tables.md, of `benchmarks.mechanisms`."""
 
 from __future__ import annotations
 
@@ -19,23 +19,18 @@ from benchmarks.report import RESULTS, markdown, read_result
 
 Run = dict[str, Any]
 RESULT = RESULTS / "mechanisms.json"
-#: Rows that were trained again since.
-AGAIN = RESULTS / "ablation.json"
 MISSING = "-"
 
 
-def trained_again() -> str:
-    """Bits per byte of the rows that today's training code gave, the best first."""
-    found = {
-        run["mechanism"]: run["quality"]["valid"]["bits_per_byte"]["windows"]
-        for run in read_result(AGAIN)["runs"]
-    }
-    return ", ".join(f"{name} {found[name]:.3f}" for name in sorted(found, key=found.__getitem__))
+def summary() -> dict[str, str]:
+    """The table of docs/comparison.md."""
+    return {"summary": summary_table(read_result(RESULT)["runs"], "small")}
 
 
 def tables() -> dict[str, str]:
-    """Those of docs/comparison.md."""
-    return tables_of(read_result(RESULT)["runs"])
+    """Those of docs/comparison-tables.md."""
+    runs = read_result(RESULT)["runs"]
+    return tables_of(runs) | commands(runs)
 
 
 def tables_of(runs: list[Run]) -> dict[str, str]:
@@ -51,6 +46,61 @@ def tables_of(runs: list[Run]) -> dict[str, str]:
     if any(run["kind"] == "recall" for run in runs):
         result["recall"] = recall_table(runs)
     return result
+
+
+def summary_table(runs: list[Run], size: str) -> str:
+    """One row for each mechanism of a size, the fewest bits per byte first."""
+    entries = leaderboard([entry for entry in competitors(runs) if entry.size == size])
+    (baseline,) = (entry for entry in entries if entry.name == BASELINE)
+    recalled = {name.partition(":")[0]: values[-1] for name, _, values in recall_rows(runs)[0]}
+    rows = []
+    for entry in entries:
+        gap = difference(entry, baseline)[0]
+        assert entry.speed is not None, entry.name
+        rate = entry.speed["tokens_per_s"]
+        rows.append(
+            [
+                f"`{entry.name}`",
+                f"{entry.bits_per_byte():.3f}",
+                MISSING if entry is baseline else f"{gap:+.3f}",
+                _state(entry) if entry.constant else "grows",
+                f"{recalled[entry.name.partition(':')[0]]:.0%}",
+                _decode(rate, 16),
+                f"{rate['training']:,.0f}",
+            ]
+        )
+    head = ["mechanism", "bits per byte", f"against {BASELINE}", "bytes per session", "recall"]
+    return markdown([*head, "decoding", "training, tokens/s"], rows)
+
+
+def commands(runs: list[Run]) -> dict[str, str]:
+    """By table: the commands that make its rows, one for each recipe and seed."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for run in runs:
+        table, command = _command(run)
+        found.setdefault(table, {}).setdefault(command, []).append(run["mechanism"])
+    return {
+        f"commands, {table}": "```sh\n"
+        + "\n".join(f"{command} {' '.join(names)}" for command, names in of_table.items())
+        + "\n```"
+        for table, of_table in found.items()
+    }
+
+
+def _command(run: Run) -> tuple[str, str]:
+    """The table of a run, and its command without the mechanism."""
+    recipe, kind = run["recipe"], run["kind"]
+    start = "python -m benchmarks.mechanisms"
+    if kind == "recall":
+        steps, seed = recipe["num_steps"], run["seed"]
+        return "recall", f"{start} recall --runs runs --steps {steps} --seeds {seed} --"
+    texts = f"--runs runs --sizes {run['size']} --data children.txt --data fiction.txt"
+    if kind == "speed":
+        rounds = f"--rounds {recipe['rounds']} --dtype {recipe['dtype']}"
+        return f"speed, {run['size']}", f"{start} speed {texts} {rounds} --"
+    scored = "--valid valid.txt --out-of-domain wikitext2.txt"
+    steps = f"--steps {recipe['num_steps']} --warmup-steps {recipe['warmup_steps']}"
+    return run["size"], f"{start} train {texts} {scored} {steps} --seeds {run['seed']} --"
 
 
 def quality_table(entries: list[Competitor]) -> str:

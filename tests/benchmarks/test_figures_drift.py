@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,14 +128,3 @@ def test_sum_is_compared_at_one_scale() -> None:
     high = {"S": s / torch.e, "max": torch.ones(1, 2, 3)}
     torch.testing.assert_close(unscaled(low, "S", high), unscaled(high, "S", high))
     assert torch.equal(unscaled({"S": s}, "S", {"S": s}), s)
-
-
-def test_page_has_the_figures_of_rwkv7() -> None:
-    root = Path(__file__).parents[2]
-    file = root / "benchmarks" / "results" / "drift_rwkv7.json"
-    errors = json.loads(file.read_text(encoding="utf-8"))["growth"]["rwkv7"]
-    found = [*errors["chunks"].values(), errors["steps"]["10000"]]
-    cells = " | ".join(f"{error:.1e}".replace("e-0", "e-") for error in found)
-    assert list(errors["chunks"]) == ["1000", "10000", "100000", "1000000"]
-    page = (root / "docs" / "streams.md").read_text(encoding="utf-8")
-    assert f"| `rwkv7` | {cells} | - | - |\n" in page
