@@ -3,7 +3,7 @@
 ``python -m benchmarks.training`` trains models of 6M parameters on the text of ``docs/`` for a few
 steps each, with the kernels of `model.ops.fused` and without them, taking turns. It writes
 ``benchmarks/results/training.json``; ``python -m benchmarks.pages`` puts that into
-``docs/training.md``.
+``docs/contribute/training.md``.
 
 Besides tokens per second there are tokens per second of processor time, which other work on the
 machine disturbs less. A step counts 6 operations per token and parameter of a matrix product, the
@@ -65,7 +65,7 @@ def main() -> None:
     result = Result("training", options.output)
     keep_freed_memory()
     torch.set_num_threads(1)  # next to the threads of `Shares`
-    pages = sorted((ROOT / "docs").glob("*.md"))
+    pages = sorted((ROOT / "docs").rglob("*.md"))
     with TemporaryDirectory() as folder:
         bench = Bench(Path(folder), "\n".join(page.read_text(encoding="utf-8") for page in pages))
         figures: Figures = {"rounds": options.rounds}

@@ -1,4 +1,4 @@
-"""Draws docs/kill-and-resume.svg: a stream whose server is killed with ``kill -9`` half way.
+"""Draws docs/images/kill-and-resume.svg: a stream whose server is killed with ``kill -9`` half way.
 
     python -m docs.kill_and_resume FILE.svg [--max-tokens N] [--kill-at N] [--seed N]
 

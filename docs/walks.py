@@ -7,9 +7,9 @@ notes each call from one function of the server to another one: a hop. A hop tha
 not counted again, so the numbers do not depend on the number of tokens. Functions inside of others,
 such as lambdas, count as part of these. The path of a request are the hops that lead to a place
 where it changes its thread or task, is parsed or encoded, or reaches the kernel, the tokenizer or
-the store. ``--write`` puts the paths into docs/architecture.md; ``--all`` prints every hop, and how
-often each file is entered from another one. The take-over needs an empty
-PostgreSQL database, which two servers in this process share.
+the store. ``--write`` puts the paths into docs/contribute/architecture.md; ``--all`` prints every
+hop, and how often each file is entered from another one. The take-over needs an empty PostgreSQL
+database, which two servers in this process share.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from server.models.factory import build_models
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = tuple(f"{ROOT / folder}/" for folder in ("server", "model"))
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs/contribute/architecture.md"
 NUM_TOKENS = 8
 #: A path ends at the kernel, the tokenizer and the store: it does not follow what they call.
 ENDS = ("model/native/runtime.py", "model/tokenizer.py", "server/store/")

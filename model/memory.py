@@ -3,7 +3,7 @@
 A step of serving or training frees and allocates megabytes of temporaries. By default
 glibc returns such memory to the kernel, most of all where a thread other than the
 main one allocated it, and the page faults then cost more than the arithmetic (see
-``docs/notebook.md``). The process grows to its largest step and stays there.
+``docs/contribute/notebook.md``). The process grows to its largest step and stays there.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def test_models_of_the_hub_have_a_volume(image: dict[str, str]) -> None:
     assert f"Environment=HF_HOME={folder}\n" in unit
 
 
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
 
 
 def image_names() -> set[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """The rules of import, checked on the syntax tree: what each part may know, and what none may use.
 
-The rules are in docs/architecture.md. A file is read, never run, so an import inside a function
-counts like one at the top.
+The rules are in docs/contribute/architecture.md. A file is read, never run, so an import inside a
+function counts like one at the top.
 """
 
 from __future__ import annotations

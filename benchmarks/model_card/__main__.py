@@ -20,7 +20,7 @@ from server.engine.types import SamplingParams
 
 TEMPLATE = Path(__file__).parent / "template.md"
 PAGE = FOLDER / "README.md"
-CURVE = ROOT / "docs" / "training-curve.png"
+CURVE = ROOT / "docs/images/training-curve.png"
 #: Samples of the models that are not the default.
 NUM_FEW = 3
 WIDTH = 116

@@ -1,7 +1,7 @@
 """Writes the figures of the committed results into the pages.
 
 ``python -m benchmarks.pages`` puts each table between its marks, each figure into its sentence,
-and draws the plot of docs/speed.md; a test compares the pages with the results.
+and draws the plot of docs/background/speed.md; a test compares the pages with the results.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from benchmarks.report import with_tables
 #: What makes the tables of a page; a page without any has figures in sentences.
 PAGES: dict[str, Callable[[], dict[str, str]]] = {
     "README.md": speed.readme_tables,
-    "docs/comparison-tables.md": comparison.tables,
-    "docs/comparison.md": comparison.summary,
-    "docs/convert.md": background.conversion_tables,
-    "docs/kernels.md": background.kernel_tables,
-    "docs/models.md": models.size_tables,
+    "docs/background/comparison-tables.md": comparison.tables,
+    "docs/background/comparison.md": comparison.summary,
+    "docs/contribute/convert.md": background.conversion_tables,
+    "docs/background/kernels.md": background.kernel_tables,
+    "docs/start/models.md": models.size_tables,
     "docs/models/arwkv.md": partial(published.tables, "arwkv7"),
     "docs/models/lfm2.md": lambda: published.tables("lfm2") | models.family_tables("lfm2"),
     "docs/models/mamba.md": models.mamba_tables,
     "docs/models/qwen3.5.md": models.qwen35_tables,
     "docs/models/rwkv7.md": models.tables,
-    "docs/native.md": speculation.tables,
-    "docs/operations.md": dict,
-    "docs/protocol.md": dict,
-    "docs/scale.md": scale.tables,
-    "docs/speed.md": speed.tables,
-    "docs/streams.md": background.drift_tables,
-    "docs/training.md": training.tables,
+    "docs/contribute/native.md": speculation.tables,
+    "docs/operate/operations.md": dict,
+    "docs/reference/protocol.md": dict,
+    "docs/operate/scale.md": scale.tables,
+    "docs/background/speed.md": speed.tables,
+    "docs/background/streams.md": background.drift_tables,
+    "docs/contribute/training.md": training.tables,
 }
 
 

@@ -1,4 +1,4 @@
-"""The tables of docs/streams.md, kernels.md and convert.md."""
+"""The tables of docs/background/streams.md, kernels.md and convert.md."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MISSING = "-"
 
 
 def drift_tables() -> dict[str, str]:
-    """Of docs/streams.md: errors by the length of the stream, and by the format of the sums."""
+    """Of streams.md: errors by the length of the stream, and by the format of the sums."""
     result = _read("drift")
     rwkv7 = _read("drift_rwkv7")
     rows = [
@@ -48,7 +48,7 @@ def _drift_row(name: str, growth: dict[str, Any], move: dict[str, float]) -> lis
 
 
 def kernel_tables() -> dict[str, str]:
-    """Of docs/kernels.md: the error of random features, and the time of each length."""
+    """Of docs/background/kernels.md: the error of random features, and the time of each length."""
     return {"kernel error": kernel_error_table(), "length": length_table()}
 
 
@@ -81,7 +81,7 @@ def length_table() -> str:
 
 
 def conversion_tables() -> dict[str, str]:
-    """Of docs/convert.md."""
+    """Of docs/contribute/convert.md."""
     result = _read("conversion")
     rows = [
         [label, *(f"{result[name]['bits_per_byte'][stage]:.4f}" for stage in STAGES)]

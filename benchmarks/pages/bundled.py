@@ -73,9 +73,11 @@ def places() -> Iterator[Place]:
         f"{num_bytes:,} bytes per session, so the default of 512 MiB holds {counts[0]} sessions,"
         f" and 2 GiB hold {counts[1]}"
     )
-    yield Place("docs/operations.md", r"The default model has (.* 2 GiB hold \S+)\.", capacity)
+    yield Place(
+        "docs/operate/operations.md", r"The default model has (.* 2 GiB hold \S+)\.", capacity
+    )
     listed = rf'"data": \[\{{"id": "{DEFAULT_NAME}".*?"everstream": (\{{.*\}})\}}\]\}}\n'
-    yield Place("docs/protocol.md", listed, json.dumps(_details(config)))
+    yield Place("docs/reference/protocol.md", listed, json.dumps(_details(config)))
 
 
 def _details(config: ModelConfig) -> dict[str, Any]:

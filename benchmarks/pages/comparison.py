@@ -1,4 +1,4 @@
-"""The tables of docs/comparison.md and comparison-tables.md, of `benchmarks.mechanisms`."""
+"""The tables of comparison.md and comparison-tables.md, of `benchmarks.mechanisms`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ MISSING = "-"
 
 
 def summary() -> dict[str, str]:
-    """The table of docs/comparison.md."""
+    """The table of docs/background/comparison.md."""
     return {"summary": summary_table(read_result(RESULT)["runs"], "small")}
 
 
 def tables() -> dict[str, str]:
-    """Those of docs/comparison-tables.md."""
+    """Those of docs/background/comparison-tables.md."""
     runs = read_result(RESULT)["runs"]
     return tables_of(runs) | commands(runs)
 

@@ -1,4 +1,4 @@
-"""The tables of docs/models.md and of families' pages, from what `benchmarks.checkpoints` found."""
+"""The tables of models.md and of families' pages, from what `benchmarks.checkpoints` found."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def mamba_tables() -> dict[str, str]:
 
 
 def size_tables() -> dict[str, str]:
-    """Those of docs/models.md."""
+    """Those of docs/start/models.md."""
     return {"family sizes": family_size_table()}
 
 

@@ -1,4 +1,4 @@
-"""The table of docs/native.md: what drafts gain, by text and shape."""
+"""The table of docs/contribute/native.md: what drafts gain, by text and shape."""
 
 from __future__ import annotations
 

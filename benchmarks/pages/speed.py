@@ -1,4 +1,4 @@
-"""The tables and the plot of docs/speed.md, and the README's tables of speed.
+"""The tables and the plot of docs/background/speed.md, and the README's tables of speed.
 
 "Up to two threads" is the better one of a run on one thread and a run on two, for us as for peers.
 """
@@ -14,7 +14,7 @@ from benchmarks.decode.report import MISSING, SHORT, points_of, rate_tables, whe
 from benchmarks.process import ROOT
 from benchmarks.report import RESULTS, Figures, markdown, read_result
 
-PLOT = ROOT / "docs" / "speed.png"
+PLOT = ROOT / "docs/images/speed.png"
 #: "PyTorch, eager" and "PyTorch, compiled" run our own model and are not peers.
 PEERS = (*NATIVE_PEERS, "generate")
 
@@ -222,7 +222,7 @@ def flatness_table(flatness: Figures, names: Sequence[str] = ()) -> str:
 
 
 def tables() -> dict[str, str]:
-    """Those of docs/speed.md."""
+    """Those of docs/background/speed.md."""
     rows = read("decode")["rows"]
     return {
         "decoding": best_table(rows, "decode"),

@@ -1,4 +1,4 @@
-"""The tables of docs/training.md: what `benchmarks.training` and `benchmarks.round_trip` found."""
+"""The tables of training.md: what `benchmarks.training` and `benchmarks.round_trip` found."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ALL_PARTS = (*(part for part, _ in PARTS), "optimizer", "autograd and rest")
 
 
 def tables() -> dict[str, str]:
-    """Those of docs/training.md."""
+    """Those of docs/contribute/training.md."""
     result = read_result(RESULT)
     return {
         "conditions": conditions(result),

@@ -1,1 +1,1 @@
-"""Programs that use only the public client; see ``docs/examples.md``."""
+"""Programs that use only the public client; see ``docs/use/examples.md``."""

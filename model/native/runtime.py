@@ -2,7 +2,7 @@
 
 Prompts and single tokens share a call, since a row's bits depend neither on the
 rest of its batch nor on how a prompt is cut: every output is summed in one fixed order,
-and attention reads token by token. The code is in ``src``; ``docs/native.md``
+and attention reads token by token. The code is in ``src``; ``docs/contribute/native.md``
 describes it.
 """
 

@@ -102,7 +102,8 @@ def train_command(
     attention: Annotated[
         str | None,
         typer.Option(
-            help="Attention mechanism of docs/mechanisms.md; default: delta. Only for everstream."
+            help="Attention mechanism of docs/background/mechanisms.md; default: delta."
+            " Only for everstream."
         ),
     ] = None,
     attention_options: Annotated[

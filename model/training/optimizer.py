@@ -4,7 +4,7 @@ Muon (Jordan et al. 2024, torch's own implementation) orthogonalises the
 momentum of a matrix; with ``match_rms_adamw`` its steps are as large as AdamW's
 (Liu et al. 2025, "Muon is Scalable for LLM Training", eq. 4). Where one weight
 holds several matrices (`model.ops.linear.FusedLinear`), each is orthogonalised on
-its own. ``docs/notebook.md`` has the comparison with plain AdamW.
+its own. ``docs/contribute/notebook.md`` has the comparison with plain AdamW.
 """
 
 from __future__ import annotations

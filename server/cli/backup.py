@@ -95,5 +95,5 @@ def _back_up(store: Path, new: Path) -> int:
 def _stores(path: Path) -> list[Path]:
     stores = stores_in(path)
     if not stores:
-        raise fail(f"{path} has no store; for PostgreSQL see docs/backup.md")
+        raise fail(f"{path} has no store; for PostgreSQL see docs/operate/backup.md")
     return stores

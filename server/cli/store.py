@@ -169,7 +169,9 @@ def reason(error: Exception) -> str:
 
 def _must_exist(path: Path) -> None:
     if str(path).startswith(("postgresql:", "postgres:")):
-        raise fail("this command is for the store of one machine, a folder; see docs/scale.md")
+        raise fail(
+            "this command is for the store of one machine, a folder; see docs/operate/scale.md"
+        )
     if path.is_file():
         raise fail(f"{path} is a file: give its folder")
     if not (path / FILE_NAME).is_file():

@@ -54,7 +54,8 @@ SHARED_SAVE_INTERVAL = 256
 class ServerConfig(BaseModel):
     """Everything an operator may choose. Frozen; `load` builds it from flags and environment.
 
-    `server.cli.serve.FLAGS` says what each setting with a flag is, docs/operations.md what all are.
+    `server.cli.serve.FLAGS` says what each setting with a flag is, docs/operate/operations.md
+    what all are.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 # What a client's grammar may cost: a mask takes at most some tens of milliseconds, and a
-# matcher some megabytes (docs/structured-output.md has what was measured).
+# matcher some megabytes (docs/use/structured-output.md has what was measured).
 LIMITS = LLParserLimits(
     max_items_in_row=1000,
     initial_lexer_fuel=1_000_000,

@@ -25,9 +25,9 @@ def test_every_page_with_figures_in_sentences_is_written() -> None:
 
 
 def test_page_without_the_marks_of_a_table_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PAGES, "docs/speed.md", lambda: {"unknown": "| a |"})
+    monkeypatch.setitem(PAGES, "docs/background/speed.md", lambda: {"unknown": "| a |"})
     with pytest.raises(AssertionError, match="unknown"):
-        rendered("docs/speed.md")
+        rendered("docs/background/speed.md")
 
 
 def test_every_table_of_the_speed_page_was_made_from_the_results() -> None:
@@ -56,7 +56,7 @@ def test_best_looks_at_no_more_threads_than_it_may() -> None:
 
 
 def test_every_benchmark_that_a_page_names_can_be_run() -> None:
-    pages = [ROOT / "README.md", ROOT / "Makefile", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", ROOT / "Makefile", *(ROOT / "docs").rglob("*.md")]
     texts = [path.read_text(encoding="utf-8") for path in pages if path.name != "notebook.md"]
     named = {name for text in texts for name in re.findall(r"-m (benchmarks(?:\.\w+)+)", text)}
     assert len(named) > 15

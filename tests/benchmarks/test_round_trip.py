@@ -24,7 +24,7 @@ from tests.model.commands import everstream
 from tests.tiny import tiny_tokenizer
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("model.md", "mechanisms.md", "streams.md")
+PAGES = ("contribute/model.md", "background/mechanisms.md", "background/streams.md")
 
 
 @pytest.fixture(scope="module")

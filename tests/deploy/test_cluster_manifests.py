@@ -33,7 +33,7 @@ EXAMPLE = DEPLOY / "kubernetes" / "example-postgresql"
 #: Values for somebody else's chart.
 VALUES = CLUSTER / "prometheus-adapter.yaml"
 ALL = [*kustomized(CLUSTER), *kustomized(EXAMPLE)]
-OPERATIONS = (DEPLOY.parent / "docs" / "operations.md").read_text("utf-8")
+OPERATIONS = (DEPLOY.parent / "docs/operate/operations.md").read_text("utf-8")
 
 REPLICA = Pod({"app.kubernetes.io/name": "everstream-cluster"}, {"http": 8000})
 STORE = Pod({"everstream.store": "postgresql"})

@@ -1,4 +1,4 @@
-"""`deploy/nginx/nginx.conf`, which docs/proxy.md explains: nginx in front of real servers."""
+"""`deploy/nginx/nginx.conf`, which proxy.md explains: nginx in front of real servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands of docs/scale.md name flags, variables, files and secrets that there are."""
+"""The commands of docs/operate/scale.md name flags, variables, files and secrets that there are."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.deploy.manifests import DEPLOY
 
 UNIT = DEPLOY / "systemd" / "everstream.service"
 TEMPLATE = DEPLOY / "systemd" / "everstream@.service"
-OPERATIONS = (DEPLOY.parent / "docs" / "operations.md").read_text("utf-8")
+OPERATIONS = (DEPLOY.parent / "docs/operate/operations.md").read_text("utf-8")
 
 
 def settings_of(text: str) -> dict[str, dict[str, list[str]]]:

@@ -16,8 +16,9 @@ DOCS = Path(__file__).parent.parent.parent / "docs"
 
 
 def page(name: str) -> str:
-    """The text of ``docs/name``."""
-    return (DOCS / name).read_text(encoding="utf-8")
+    """The text of the page of this name, in whichever folder of ``docs`` it is."""
+    (path,) = DOCS.rglob(name)
+    return path.read_text(encoding="utf-8")
 
 
 def flowed(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The mechanism of docs/add-a-mechanism.md keeps the contract and is served, as the page says."""
+"""The mechanism of add-a-mechanism.md keeps the contract and is served, as the page says."""
 
 from __future__ import annotations
 

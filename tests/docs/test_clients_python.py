@@ -1,4 +1,4 @@
-"""What docs/clients-python.md and the package's own page show, as a user would run it."""
+"""What docs/use/clients-python.md and the package's own page show, as a user would run it."""
 
 from __future__ import annotations
 

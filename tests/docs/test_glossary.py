@@ -10,7 +10,7 @@ from tests.docs.pages import DOCS, names, page
 
 ROOT = DOCS.parent
 #: A term, the file that owns it, and the names in code font after it.
-ENTRY = re.compile(r"^\*\*(.+?)\*\* \(\[(.+?)\]\(\.\./(.+?)\)(?:: (.+))?\)$", re.MULTILINE)
+ENTRY = re.compile(r"^\*\*(.+?)\*\* \(\[(.+?)\]\(\.\./\.\./(.+?)\)(?:: (.+))?\)$", re.MULTILINE)
 
 
 def test_terms_are_sorted_and_defined_once() -> None:
@@ -39,7 +39,11 @@ def test_names_in_code_font_are_defined_in_the_owning_file() -> None:
 
 
 def test_linked_from_where_newcomers_begin() -> None:
-    for start in (DOCS / "architecture.md", ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
+    for start in (
+        DOCS / "contribute/architecture.md",
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+    ):
         assert "glossary.md)" in start.read_text(encoding="utf-8"), start.name
 
 

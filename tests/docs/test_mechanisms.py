@@ -1,4 +1,4 @@
-"""docs/mechanisms.md has every mechanism, option and refusal, and its bytes of state are right."""
+"""mechanisms.md has every mechanism, option and refusal, and its bytes of state are right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/model.md has every field, option and column, and its bytes and commands are right."""
+"""model.md has every field, option and column, and its bytes and commands are right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/models.md and the pages of families: their commands run, on checkpoints made here."""
+"""docs/start/models.md and the pages of families: their commands run, on checkpoints made here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/openai.md names every field of every route of OpenAI's, and what is refused of them."""
+"""openai.md names every field of every route of OpenAI's, and what is refused of them."""
 
 from __future__ import annotations
 

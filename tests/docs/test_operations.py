@@ -1,4 +1,4 @@
-"""docs/operations.md has every setting, its flag and default, and every metric."""
+"""docs/operate/operations.md has every setting, its flag and default, and every metric."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every example and table in docs/protocol.md is what the server really says and takes."""
+"""Every example and table in protocol.md is what the server really says and takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/reliability.md lists every numbered test, and no other."""
+"""docs/background/reliability.md lists every numbered test, and no other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_each_numbered_line_has_its_test() -> None:
 
 
 def test_each_test_across_replicas_is_listed() -> None:
-    listed = re.findall(r"\.\./tests/reliability/(\w+\.py)", section(TEXT, "Across replicas"))
+    listed = re.findall(r"\.\./\.\./tests/reliability/(\w+\.py)", section(TEXT, "Across replicas"))
     files = sorted((ROOT / "tests/reliability").glob("test_[0-9][0-9]_*.py"))
     assert listed == [
         path.name for path in files if re.search(r"site: Site|mark\.database", path.read_text())

@@ -1,4 +1,4 @@
-"""docs/security.md names settings, defaults and tests that exist."""
+"""docs/operate/security.md names settings, defaults and tests that exist."""
 
 from __future__ import annotations
 

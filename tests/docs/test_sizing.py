@@ -1,4 +1,4 @@
-"""docs/sizing.md: its figures follow from the shapes of the models and from committed results."""
+"""sizing.md: its figures follow from the shapes of the models and from committed results."""
 
 from __future__ import annotations
 

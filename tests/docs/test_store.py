@@ -1,4 +1,4 @@
-"""docs/store.md names functions, classes and tables that exist where it says."""
+"""docs/contribute/store.md names functions, classes and tables that exist where it says."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.docs.pages import flowed, names, page, rows, section
 ROOT = Path(__file__).parents[2]
 TEXT = page("store.md")
 #: The file of a link and the names after it.
-NAMED = re.findall(r"\[(server/[\w/]+\.py)\]\(\.\./\1\):\s+(`[\w.]+`(?:,\s+`[\w.]+`)*)", TEXT)
+NAMED = re.findall(r"\[(server/[\w/]+\.py)\]\(\.\./\.\./\1\):\s+(`[\w.]+`(?:,\s+`[\w.]+`)*)", TEXT)
 SQL = TABLES + shared.MIGRATIONS[0] + sqlite.MIGRATIONS[0]
 
 
@@ -44,7 +44,7 @@ def test_names_are_defined_in_their_files(file: str, listed: str) -> None:
 
 
 def test_every_link_to_code_has_names() -> None:
-    assert len(NAMED) == TEXT.count("](../server/") > 30
+    assert len(NAMED) == TEXT.count("](../../server/") > 30
 
 
 def test_tables_exist() -> None:

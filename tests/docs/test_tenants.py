@@ -1,4 +1,4 @@
-"""docs/tenants.md has every route that needs a scope, under each scope that opens it."""
+"""docs/operate/tenants.md has every route that needs a scope, under each scope that opens it."""
 
 from __future__ import annotations
 

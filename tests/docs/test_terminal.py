@@ -1,4 +1,4 @@
-"""The commands of docs/terminal.md, as they stand there, against a real server."""
+"""The commands of docs/use/terminal.md, as they stand there, against a real server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.reliability.servers import ServerProcess
 
 pytestmark = pytest.mark.process
 
-PAGE = (DOCS / "terminal.md").read_text("utf-8")
+PAGE = (DOCS / "use/terminal.md").read_text("utf-8")
 COMMANDS = re.findall(r"(?m)^    everstream (.*)$", PAGE)
 
 

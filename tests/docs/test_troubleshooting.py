@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md quotes messages and codes that the server has."""
+"""docs/operate/troubleshooting.md quotes messages and codes that the server has."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ OF_PROXIES = ("x-forwarded-for", "forwarded", "via")
 #: Logged once: a proxy that does not forward the Host hides the names that are asked.
 PROXY_WITHOUT_KEYS = (
     "a proxy forwards requests to this server, which has no keys: all that can reach the"
-    " proxy may use it; set EVERSTREAM_API_KEYS (docs/proxy.md)"
+    " proxy may use it; set EVERSTREAM_API_KEYS (docs/operate/proxy.md)"
 )
 
 

@@ -381,7 +381,7 @@ async def test_bad_files_and_names_are_refused(folder: Path) -> None:
 
 @pytest.mark.process
 async def test_response_that_is_read_again_needs_the_state_under_its_name(folder: Path) -> None:
-    """As docs/protocol.md says; one that continues from its session does not."""
+    """As docs/reference/protocol.md says; one that continues from its session does not."""
     more: dict[str, Any] = {"max_output_tokens": 4, "seed": 3, "ignore_eos": True}
     async with serving(folder) as server:
 
