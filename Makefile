@@ -29,7 +29,7 @@ NOTE_TOOLCHAIN = if $(HAS_NATIVE); then rm -f $(VENV)/.toolchain; else $(FIND_TO
 WITHOUT_NATIVE := The native runtime was not built, so the server runs on torch, many times slower. \
 	Install a C++ compiler and Python's headers (Debian: apt-get install g++ python3-dev) and run make again.
 TORCH_SIZE := torch takes 200 MB to download as a CPU build; the one that the package index has for Linux comes \
-	with CUDA and takes 2.8 GB. PIP_EXTRA_INDEX_URL names an index of CPU builds (see docs/operate/operations.md).
+	with CUDA and takes 2.8 GB. PIP_EXTRA_INDEX_URL names an index of CPU builds (see docs/start/install.md).
 
 # `make serve` serves every bundled model; `everstream serve` alone serves the first of them.
 BUNDLED := everstream-stories $(filter-out everstream-stories,$(patsubst model/bundled/%/config.json,%,$(wildcard \

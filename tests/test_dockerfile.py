@@ -161,7 +161,7 @@ def image_names() -> set[tuple[str, str]]:
 def test_docs_and_manifests_name_one_image() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     files = {file for file, _ in image_names()}
-    assert {"operations.md", "compose.yaml", "statefulset.yaml", "deployment.yaml"} <= files
+    assert {"deploy.md", "compose.yaml", "statefulset.yaml", "deployment.yaml"} <= files
     assert {pair for pair in image_names() if pair[1].partition(":")[2] != version} == set()
     built = subprocess.run(
         ["make", "--dry-run", "docker"], cwd=ROOT, capture_output=True, text=True, check=True

@@ -25,7 +25,7 @@ from benchmarks.report import with_tables
 
 #: What makes the tables of a page; a page without any has figures in sentences.
 PAGES: dict[str, Callable[[], dict[str, str]]] = {
-    "README.md": speed.readme_tables,
+    "README.md": dict,
     "docs/background/comparison-tables.md": comparison.tables,
     "docs/background/comparison.md": comparison.summary,
     "docs/contribute/convert.md": background.conversion_tables,
@@ -37,7 +37,7 @@ PAGES: dict[str, Callable[[], dict[str, str]]] = {
     "docs/models/qwen3.5.md": models.qwen35_tables,
     "docs/models/rwkv7.md": models.tables,
     "docs/contribute/native.md": speculation.tables,
-    "docs/operate/operations.md": dict,
+    "docs/operate/sizing.md": dict,
     "docs/reference/protocol.md": dict,
     "docs/operate/scale.md": scale.tables,
     "docs/background/speed.md": speed.tables,

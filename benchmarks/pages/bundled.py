@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from benchmarks.model_card.facts import read
-from benchmarks.pages.models import comparison_cells, stream_ratios
-from benchmarks.report import Figures
+from benchmarks.pages.models import comparison_cells
 from model.bounds import DEFAULT_STATE_MEMORY_BYTES
 from model.bundled_models import DEFAULT_MODEL, DEFAULT_NAME
 from model.checkpoint import load_checkpoint
@@ -55,27 +54,19 @@ def places() -> Iterator[Place]:
     cache = f"{per_token * COMPARED_TOKENS / 2**20:.0f} MiB"
     millions = f"{num_parameters(config) / 1e6:.1f}M"
     readme = "README.md"
-    yield Place(readme, r"the constant (\S+ \S+) of a session", state)
     yield Place(readme, r"everstream-stories` has (\S+) parameters", millions)
     yield Place(readme, r"constant: (\S+ \S+) for the bundled model", state)
     row = r"\| a KV cache of that shape at 100,000 tokens \| none \| (.*) \| none \|\n"
     yield Place(readme, row, " | ".join([cache] * 3))
     yield Place(readme, r"each token \((\S+) in bfloat16\)", f"{per_token:,}")
-    yield Place(readme, r"`everstream-stories` writes at (\S+) bits", _bits("valid.txt"))
-    stories = _bits("simple_stories_valid.txt")
-    yield Place(readme, r"never trained on, and at (\S+) on", stories)
     cells = r"\| tokens/s, one stream[^|]*\| ([^|]* \| [^|]*) \|"
     yield Place(readme, cells, " | ".join(comparison_cells()))
-    ratio = r"the ratio for one stream is \[(.*)\]\(docs/models/rwkv7.md"
-    yield Place(readme, ratio, stream_ratios())
     counts = [f"{memory // num_bytes:,}" for memory in (DEFAULT_STATE_MEMORY_BYTES, 2 << 30)]
     capacity = (
         f"{num_bytes:,} bytes per session, so the default of 512 MiB holds {counts[0]} sessions,"
         f" and 2 GiB hold {counts[1]}"
     )
-    yield Place(
-        "docs/operate/operations.md", r"The default model has (.* 2 GiB hold \S+)\.", capacity
-    )
+    yield Place("docs/operate/sizing.md", r"The default model has (.* 2 GiB hold \S+)\.", capacity)
     listed = rf'"data": \[\{{"id": "{DEFAULT_NAME}".*?"everstream": (\{{.*\}})\}}\]\}}\n'
     yield Place("docs/reference/protocol.md", listed, json.dumps(_details(config)))
 
@@ -112,11 +103,3 @@ def _details(config: ModelConfig) -> dict[str, Any]:
         "chat": False,
         "thinking": False,
     }
-
-
-def _bits(text: str) -> str:
-    """Bits per byte of the second half in a stream, as stored."""
-    quality: list[Figures] = read()["models"][DEFAULT_NAME]["quality"]
-    wanted = {"data": text, "half": "second", "mode": "stream", "computed": "float32"}
-    (row,) = [each for each in quality if wanted.items() <= each.items()]
-    return f"{row['bits_per_byte']:.3f}"

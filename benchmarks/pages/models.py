@@ -71,15 +71,6 @@ def comparison_cells() -> list[str]:
     ]
 
 
-def stream_ratios() -> str:
-    """The least and the greatest ratio to llama.cpp of one stream of a file."""
-    rows = read_result(RESULT)["rows"]
-    ratios = [
-        row["ratios"][PEERS[0]] for row in rows if row["streams"] == 1 and row["mode"] == "decode"
-    ]
-    return f"{min(ratios):.2f} to {max(ratios):.2f}"
-
-
 def state_table(sizes: Sequence[Figures]) -> str:
     """What a session takes."""
     body = []

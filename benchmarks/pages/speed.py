@@ -1,4 +1,4 @@
-"""The tables and the plot of docs/background/speed.md, and the README's tables of speed.
+"""The tables and the plot of docs/background/speed.md.
 
 "Up to two threads" is the better one of a run on one thread and a run on two, for us as for peers.
 """
@@ -23,7 +23,6 @@ SERVERS = {
     "llama": "`llama-server`, Llama",
     "rwkv7": "`llama-server`, RWKV-7",
 }
-README_MODELS = ("gated", "softmax, transformers' Llama, static cache")
 
 
 @dataclass(frozen=True)
@@ -151,25 +150,6 @@ def _serve_cells(figures: Figures) -> list[str]:
     return [f"{figures['tokens_per_s']:,.0f}", *pairs, f"{figures['cpu_us_per_token']:,.0f}"]
 
 
-def serve_summary(serve: Figures) -> str:
-    """Ours by streams, and the tokens/s of the others at their better number of threads."""
-    others = list(dict.fromkeys(name.partition(",")[0] for name in serve["ratios"]))
-    body = []
-    for streams, figures in serve["servers"][SERVER].items():
-        rates = [
-            max(
-                of_one[streams]["tokens_per_s"]
-                for name, of_one in serve["servers"].items()
-                if name.startswith(other)
-            )
-            for other in others
-        ]
-        cells = _serve_cells(figures)
-        body.append([streams, f"**{cells[0]}**", *cells[1:], *(f"{rate:,.0f}" for rate in rates)])
-    head = ["streams", "tokens/s", "TTFT p50 / p99, ms", "ITL p50 / p99, ms"]
-    return markdown([*head, "server CPU, us/token", *(SERVERS[other] for other in others)], body)
-
-
 def server_cost_table(cost: Figures) -> str:
     """CPU time of the server around a model that costs nothing."""
     head = ["transport", "rate of each stream", "us/token", "event loop", "engine", "tokens/s"]
@@ -204,8 +184,8 @@ def capacity_table(capacity: Figures) -> str:
     return markdown(["", "bytes", "copy (fork), us"], body)
 
 
-def flatness_table(flatness: Figures, names: Sequence[str] = ()) -> str:
-    """Milliseconds per token and bytes of a session by position; of all models, or of ``names``."""
+def flatness_table(flatness: Figures) -> str:
+    """Milliseconds per token and bytes of a session by position."""
     body = [
         [
             name,
@@ -216,7 +196,6 @@ def flatness_table(flatness: Figures, names: Sequence[str] = ()) -> str:
         ]
         for name, rows in flatness["models"].items()
         for row in rows
-        if not names or name in names
     ]
     return markdown(["model", "position", "ms/token", "ratio", "state or cache, MiB"], body)
 
@@ -235,15 +214,6 @@ def tables() -> dict[str, str]:
         "capacity": capacity_table(read("capacity")),
         "flatness": flatness_table(read("flatness_native")),
         "rates": "\n\n".join(rate_tables(rows)),
-    }
-
-
-def readme_tables() -> dict[str, str]:
-    """Those of the README."""
-    return {
-        "flatness": flatness_table(read("flatness_native"), README_MODELS),
-        "contexts": context_table(read("decode")["rows"], 1, ("S1",)),
-        "serve": serve_summary(read("serve")),
     }
 
 

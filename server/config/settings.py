@@ -54,7 +54,7 @@ SHARED_SAVE_INTERVAL = 256
 class ServerConfig(BaseModel):
     """Everything an operator may choose. Frozen; `load` builds it from flags and environment.
 
-    `server.cli.serve.FLAGS` says what each setting with a flag is, docs/operate/operations.md
+    `server.cli.serve.FLAGS` says what each setting with a flag is, docs/operate/settings.md
     what all are.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +13,13 @@ from model.tokenization.world import PADDED_SIZE, PUBLISHED
 from model.tokenizer import Tokenizer
 from tests.compat.conftest import serving
 from tests.compat.environments import Client, python_client
+from tests.docs.pages import DOCS
+from tests.reliability.servers import ServerProcess
 from tests.rwkv7 import SHAPES, published, write_pth
 
 pytestmark = pytest.mark.timeout(400)
+
+PAGES = (DOCS.parent / "README.md", DOCS / "start" / "first-chat.md")
 
 
 @pytest.fixture(scope="module")
@@ -47,3 +52,13 @@ def test_the_python_package_gets_separate_thinking(client: Client, tmp_path: Pat
     with serving(tmp_path, *flags) as server:
         told = {"EVERSTREAM_URL": server.url, "BUDGET": "12", "NUM_CLOSE": str(num_close)}
         client.check("with_thinking.py", **told)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_the_program_of_the_page_prints_an_answer(
+    path: Path, client: Client, tmp_path: Path
+) -> None:
+    (program,) = re.findall(r"(?ms)^```python\n(.*?)^```", path.read_text("utf-8"))
+    with ServerProcess("--store", tmp_path) as server:
+        program = program.replace("http://127.0.0.1:8000", server.url)
+        assert client.run("-c", program, timeout_s=60).strip()

@@ -33,7 +33,7 @@ EXAMPLE = DEPLOY / "kubernetes" / "example-postgresql"
 #: Values for somebody else's chart.
 VALUES = CLUSTER / "prometheus-adapter.yaml"
 ALL = [*kustomized(CLUSTER), *kustomized(EXAMPLE)]
-OPERATIONS = (DEPLOY.parent / "docs/operate/operations.md").read_text("utf-8")
+SETTINGS = (DEPLOY.parent / "docs/operate/settings.md").read_text("utf-8")
 
 REPLICA = Pod({"app.kubernetes.io/name": "everstream-cluster"}, {"http": 8000})
 STORE = Pod({"everstream.store": "postgresql"})
@@ -143,7 +143,7 @@ def test_the_container_is_that_of_the_image(pod: Manifest, container: Manifest) 
 
 def test_settings_are_those_of_the_server(container: Manifest) -> None:
     for setting in container["env"]:
-        assert f"`{setting['name']}`" in OPERATIONS
+        assert f"`{setting['name']}`" in SETTINGS
 
 
 def test_credentials_come_from_secrets() -> None:

@@ -95,7 +95,7 @@ def test_the_container_is_that_of_the_image(pod: dict[str, Any], container: dict
 
 
 def test_settings_are_those_of_the_server(container: dict[str, Any]) -> None:
-    page = (DEPLOY.parent / "docs/operate/operations.md").read_text("utf-8")
+    page = (DEPLOY.parent / "docs/operate/settings.md").read_text("utf-8")
     for setting in container["env"]:
         assert f"`{setting['name']}`" in page
 

@@ -15,7 +15,7 @@ from tests.deploy.manifests import DEPLOY
 
 UNIT = DEPLOY / "systemd" / "everstream.service"
 TEMPLATE = DEPLOY / "systemd" / "everstream@.service"
-OPERATIONS = (DEPLOY.parent / "docs/operate/operations.md").read_text("utf-8")
+DEPLOYMENT = (DEPLOY.parent / "docs/operate/deploy.md").read_text("utf-8")
 
 
 def settings_of(text: str) -> dict[str, dict[str, list[str]]]:
@@ -98,8 +98,8 @@ def test_systemd_takes_the_unit(
 def test_page_installs_what_the_unit_starts(unit: dict[str, dict[str, list[str]]]) -> None:
     (command,) = unit["Service"]["ExecStart"]
     folder = Path(command.split()[0]).parent.parent
-    assert f"python3 -m venv {folder}" in OPERATIONS
-    assert "deploy/systemd/everstream.service /etc/systemd/system/" in OPERATIONS
+    assert f"python3 -m venv {folder}" in DEPLOYMENT
+    assert "deploy/systemd/everstream.service /etc/systemd/system/" in DEPLOYMENT
 
 
 def test_template_is_the_unit_with_a_port_and_a_folder_of_its_own() -> None:
@@ -125,4 +125,4 @@ def test_template_is_the_unit_with_a_port_and_a_folder_of_its_own() -> None:
         "-/etc/everstream/environment",
         "-/etc/everstream/environment.%i",
     ]
-    assert "everstream@8001 everstream@8002" in OPERATIONS
+    assert "everstream@8001 everstream@8002" in DEPLOYMENT

@@ -100,7 +100,7 @@ def test_file_that_is_no_text_is_named(file: Path) -> None:
 
 
 def test_example_of_the_page_can_be_loaded(file: Path) -> None:
-    (text,) = re.findall(r"(?s)```toml\n(.*?)```", page("operations.md"))
+    (text,) = re.findall(r"(?s)```toml\n(.*?)```", page("settings.md"))
     config = load(file, text)
     values = tomllib.loads(text)
     assert config.model_fields_set == values.keys() | {"config", "store"}
