@@ -21,8 +21,8 @@ from server.engine.types import SamplingParams
 TEMPLATE = Path(__file__).parent / "template.md"
 PAGE = FOLDER / "README.md"
 CURVE = ROOT / "docs/images/training-curve.png"
-#: Samples of the models that are not the default.
-NUM_FEW = 3
+#: Samples on the page, of the default model.
+NUM_SAMPLES = 3
 WIDTH = 116
 
 PURPOSES = {
@@ -61,11 +61,11 @@ def card(result: Figures) -> str:
     return TEMPLATE.read_text(encoding="utf-8").format(
         overview=overview(models),
         quality=quality(models),
-        few=NUM_FEW,
+        num_samples=NUM_SAMPLES,
         prompt=result["prompt"],
         max_tokens=result["max_tokens"],
         sampling=sampling(result["sampling"]),
-        samples="\n\n".join(samples(name, model) for name, model in models.items()),
+        samples=samples(models[DEFAULT_NAME]["samples"]),
         data=data(result["data"]),
         made="\n\n".join(made(name, model) for name, model in models.items()),
         files=files(models),
@@ -124,11 +124,10 @@ def sampling(settings: Figures) -> str:
     return ", ".join(chosen)
 
 
-def samples(name: str, model: Figures) -> str:
-    """The texts under a heading: all of the default model, the first few of another."""
-    found = model["samples"] if name == DEFAULT_NAME else model["samples"][:NUM_FEW]
-    quoted = (_filled(f"**{one['seed']}.** {_one_line(one['text'])}") for one in found)
-    return "\n\n".join([f"### {name}", *quoted])
+def samples(made: Sequence[Figures]) -> str:
+    """The first texts."""
+    shown = made[:NUM_SAMPLES]
+    return "\n\n".join(_filled(f"**{one['seed']}.** {_one_line(one['text'])}") for one in shown)
 
 
 def _one_line(text: str) -> str:

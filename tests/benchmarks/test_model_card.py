@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.model_card.__main__ import CURVE, PAGE, card, samples
+from benchmarks.model_card.__main__ import CURVE, NUM_SAMPLES, PAGE, card, samples
 from benchmarks.model_card.facts import (
     CREDITS,
     CREDITS_OF_DATA,
@@ -52,8 +52,8 @@ def test_samples_are_unchosen_and_of_the_default_sampling() -> None:
     for model in RESULT["models"].values():
         assert [one["seed"] for one in model["samples"]] == list(SEEDS)
         assert all(one["text"].startswith(RESULT["prompt"]) for one in model["samples"])
-    shown = samples(DEFAULT_NAME, RESULT["models"][DEFAULT_NAME])
-    assert [f"**{seed}.** " in shown for seed in SEEDS] == [True] * len(SEEDS)
+    shown = samples(RESULT["models"][DEFAULT_NAME]["samples"])
+    assert [seed for seed in SEEDS if f"**{seed}.** " in shown] == list(SEEDS)[:NUM_SAMPLES]
 
 
 def test_every_author_is_credited() -> None:
