@@ -39,9 +39,13 @@ class StoreQueue:
         self._busy = False
 
     def add(self, step: EngineStep) -> bool:
-        """False where there is nothing to log or to wait for: then the step is not added."""
+        """False where there is nothing to log or to wait for: then the step is not added.
+
+        What was seen of a session waits too: its last records may be lost already.
+        """
         with self._changed:
-            if not (step.records or self._items or self._busy):
+            seen = any(command.logged for command in step.commands)
+            if not (step.records or seen or self._items or self._busy):
                 return False
             self._items.append(step)
             self._changed.notify()

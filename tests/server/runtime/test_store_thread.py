@@ -237,6 +237,23 @@ def test_answer_about_a_session_whose_records_are_lost_is_an_error(desk: Desk) -
     assert (seen.error, other.error) == (desk.store.error, None)
 
 
+def test_session_seen_after_its_records_were_lost_is_an_error_before_the_engine_forgets(
+    desk: Desk,
+) -> None:
+    desk.add(OPENED)
+    desk.done()
+    error = desk.store.error = StoreFailed("a write failed")
+    desk.add(token(1))
+    desk.done()
+    seen = Command(lambda engine, now: None, result=1, logged=frozenset("s"))
+    step = EngineStep(0, commands=[seen])
+    desk.delivery.reserve(1)
+    assert desk.queue.add(step), "it would pass by the store thread, which knows of the loss"
+    desk.done()
+    step.lose()
+    assert seen.error is error
+
+
 def test_what_the_engine_made_before_it_forgot_is_lost_even_if_the_store_works_again(
     desk: Desk,
 ) -> None:
