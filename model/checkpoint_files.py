@@ -11,6 +11,7 @@ from model.weights import CheckpointError
 CONFIG = "config.json"
 #: The config of folders in Mistral's own layout.
 PARAMS = "params.json"
+CONFIGS = (CONFIG, PARAMS)
 #: End the names of files that are a model without a folder: native RWKV files, of torch or of
 #: safetensors, and GGUF.
 TORCH_SUFFIX, ST_SUFFIX, GGUF_SUFFIX = FILE_SUFFIXES = (".pth", ".st", ".gguf")

@@ -1,19 +1,23 @@
-"""Mamba models drawn at random: ours, and the same one in `transformers`."""
+"""Mamba models drawn at random: ours, the same one in `transformers`, and files."""
 
 from __future__ import annotations
 
+import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from model.architectures.mamba.config import MambaConfig
 from model.architectures.mamba2.config import Mamba2Config
+from tests.model.tokenization.files import sentencepiece_file
 
 Weights = dict[str, npt.NDArray[np.float32]]
 Published = dict[str, Tensor]
@@ -137,3 +141,49 @@ def theirs_of(config: Config, weights: Weights) -> PreTrainedModel:
 def theirs(name: str) -> PreTrainedModel:
     """Of `drawn`."""
     return theirs_of(SHAPES[name], drawn(name))
+
+
+def own_names(weights: Published) -> Published:
+    """As state-spaces' files have them, in which a tied head is there too."""
+    renamed = {key.replace("embeddings", "embedding"): t for key, t in weights.items()}
+    renamed.setdefault("lm_head.weight", renamed["backbone.embedding.weight"])
+    return renamed
+
+
+#: What Codestral's `params.json` says, and what state-spaces' package adds to it.
+CODESTRAL = Mamba2Config(
+    *(409, 64, 2),
+    num_attention_heads=2,
+    head_dim=64,
+    state_size=128,
+    num_groups=2,
+    tied=False,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+
+
+def write_mistral(folder: Path, **change: Any) -> tuple[Path, PreTrainedModel]:
+    """A folder as `mistral_inference` reads it, and the same model in `transformers`."""
+    model = theirs_of(CODESTRAL, drawn_for(CODESTRAL))
+    names = own_names(published(drawn_for(CODESTRAL)))
+    folder.mkdir()
+    save_file(
+        {f"model.{key}": tensor.contiguous() for key, tensor in names.items()},
+        folder / "consolidated.safetensors",
+    )
+    params = {
+        "dim": 64,
+        "n_layers": 2,
+        "vocab_size": 409,
+        "n_groups": 2,
+        "rms_norm": True,
+        "residual_in_fp32": True,
+        "fused_add_norm": True,
+        "pad_vocab_size_multiple": 1,
+        "tie_embeddings": False,
+        "model_type": "mamba",
+    } | change
+    (folder / "params.json").write_text(json.dumps(params), encoding="utf-8")
+    (folder / "tokenizer.model.v3").write_bytes(sentencepiece_file())
+    return folder, model

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from model.checkpoint_files import CONFIG, FILE_SUFFIXES
+from model.checkpoint_files import CONFIGS, FILE_SUFFIXES, config_file
 from model.files import ConfigError
 from model.hub.listing import HubFile, several
 from model.hub.names import COMMIT, HubName, is_safe_path
@@ -141,8 +141,8 @@ def local(name: HubName) -> Path | None:
 
 
 def is_whole_folder(folder: Path) -> bool:
-    """Whether a folder has ``config.json`` and all files of its weights."""
-    if not (folder / CONFIG).is_file():
+    """Whether a folder has a config and all files of its weights."""
+    if not config_file(folder).is_file():
         return False
     if not any((folder / name).is_file() for form in FORMS for name in form):
         return False
@@ -151,7 +151,7 @@ def is_whole_folder(folder: Path) -> bool:
 
 def whole_folders(snapshot: Path) -> list[Path]:
     """The models of a snapshot that are folders below it."""
-    folders = sorted(config.parent for config in snapshot.rglob(CONFIG))
+    folders = sorted({file.parent for name in CONFIGS for file in snapshot.rglob(name)})
     return [folder for folder in folders if folder != snapshot and _is_whole(folder)]
 
 

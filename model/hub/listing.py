@@ -1,9 +1,9 @@
 """What a repository has, and which of its files a model needs.
 
-Weights have one of two forms. A folder has ``config.json`` and safetensors, or else torch's own
-files, in one file or in several with an index. A single file (``FILE_SUFFIXES``) holds the whole
-network. A repository that is such a folder is taken as one; of the files and folders in others
-the user chooses one, if there are several.
+Weights have one of two forms. A folder has ``config.json`` or ``params.json``, and safetensors or
+else torch's own files, in one file or in several with an index. A single file (``FILE_SUFFIXES``)
+holds the whole network. A repository that is such a folder is taken as one; of the files and
+folders in others the user chooses one, if there are several.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from model.chat import template as chat_template
-from model.checkpoint_files import CONFIG, FILE_SUFFIXES, GGUF_SUFFIX
+from model.checkpoint_files import CONFIG, CONFIGS, FILE_SUFFIXES, GGUF_SUFFIX
 from model.hub.names import HubName
 from model.tokenization.ends import GENERATION_CONFIG
 from model.tokenizer import FILES as TOKENIZER_FILES
@@ -21,7 +21,7 @@ from model.weights import FORMS, WEIGHTS, CheckpointError
 from model.weights.gguf_parts import is_first_part, part_names
 
 #: Small files next to the weights.
-COMPANIONS = (CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES, *chat_template.FILES)
+COMPANIONS = (*CONFIGS, GENERATION_CONFIG, *TOKENIZER_FILES, *chat_template.FILES)
 #: Candidates that a message lists.
 MAX_LISTED = 50
 
@@ -52,10 +52,11 @@ class Listing:
     @property
     def folders(self) -> list[str]:
         """The models that are folders, each with a slash at its end; empty for the repository."""
-        configs = (path for path in sorted(self.files) if PurePosixPath(path).name == CONFIG)
-        paths = [config.removesuffix(CONFIG) for config in configs]
+        paths = [PurePosixPath(path) for path in self.files]
+        parents = {path.parent.as_posix() for path in paths if path.name in CONFIGS}
+        folders = sorted("" if parent == "." else f"{parent}/" for parent in parents)
         names = [name for form in FORMS for name in form]
-        return [path for path in paths if any(f"{path}{name}" in self.files for name in names)]
+        return [folder for folder in folders if any(f"{folder}{n}" in self.files for n in names)]
 
     def num_bytes_in(self, folder: str) -> int:
         """The size of all files in a folder."""
@@ -74,7 +75,7 @@ class Choice:
     """What to fetch: first the small files, then the weights.
 
     ``weights`` is empty for several files: the index names them.
-    ``folder``, empty or with a slash at its end, is that of a model which has a ``config.json``.
+    ``folder``, empty or with a slash at its end, is that of a model which has a config.
     """
 
     small: tuple[HubFile, ...]

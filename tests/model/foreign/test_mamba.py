@@ -11,15 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
-from transformers import PreTrainedModel
 
 from model.architectures.mamba.config import MambaConfig
 from model.architectures.mamba2.config import Mamba2Config
 from model.checkpoint import Checkpoint, CheckpointError, load_checkpoint
 from model.config import ConfigError
-from tests.mamba import SHAPES, Published, drawn, drawn_for, published, theirs, theirs_of
-from tests.model.tokenization.files import sentencepiece_file
+from tests.mamba import (
+    CODESTRAL,
+    SHAPES,
+    Published,
+    drawn,
+    own_names,
+    published,
+    theirs,
+    write_mistral,
+)
 from tests.rwkv7 import write_fla
 from tests.tiny import tiny_tokenizer
 
@@ -61,13 +67,6 @@ def own_config(name: str, **change: Any) -> dict[str, Any]:
         "pad_vocab_size_multiple": 10,
         "tie_embeddings": config.tied,
     }
-
-
-def own_names(weights: Published) -> Published:
-    """As state-spaces' files have them, in which a tied head is there too."""
-    renamed = {key.replace("embeddings", "embedding"): t for key, t in weights.items()}
-    renamed.setdefault("lm_head.weight", renamed["backbone.embedding.weight"])
-    return renamed
 
 
 def write_own(
@@ -116,45 +115,6 @@ def test_keys_of_codestral_have_a_prefix(tmp_path: Path) -> None:
     prefixed = {f"model.{key}": t for key, t in own_names(published(drawn("grouped"))).items()}
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     same(load_checkpoint(write_fla(folder, prefixed, config)), "grouped")
-
-
-#: What Codestral's `params.json` says, and what state-spaces' package adds to it.
-CODESTRAL = Mamba2Config(
-    *(409, 64, 2),
-    num_attention_heads=2,
-    head_dim=64,
-    state_size=128,
-    num_groups=2,
-    tied=False,
-    bos_token_id=1,
-    eos_token_id=2,
-)
-
-
-def write_mistral(folder: Path, **change: Any) -> tuple[Path, PreTrainedModel]:
-    """A folder as `mistral_inference` reads it, and the same model in `transformers`."""
-    model = theirs_of(CODESTRAL, drawn_for(CODESTRAL))
-    names = own_names(published(drawn_for(CODESTRAL)))
-    folder.mkdir()
-    save_file(
-        {f"model.{key}": tensor.contiguous() for key, tensor in names.items()},
-        folder / "consolidated.safetensors",
-    )
-    params = {
-        "dim": 64,
-        "n_layers": 2,
-        "vocab_size": 409,
-        "n_groups": 2,
-        "rms_norm": True,
-        "residual_in_fp32": True,
-        "fused_add_norm": True,
-        "pad_vocab_size_multiple": 1,
-        "tie_embeddings": False,
-        "model_type": "mamba",
-    } | change
-    (folder / "params.json").write_text(json.dumps(params), encoding="utf-8")
-    (folder / "tokenizer.model.v3").write_bytes(sentencepiece_file())
-    return folder, model
 
 
 def test_folder_of_mistral_is_the_same_model(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from model.checkpoint import load_checkpoint, locate
 from model.tokenization.world import FILE as VOCABULARY
 from tests.hub_server import TOKEN, Hub, Repository
+from tests.mamba import write_mistral
 from tests.model.hub.commands import Commands, commands
 
 pytestmark = pytest.mark.process
@@ -30,6 +31,16 @@ def test_folder_is_pulled_without_the_files_that_it_does_not_need(
     assert {path for path, _ in hub.gets()} == repository.files.keys() - unneeded
     assert load_checkpoint(folder).digest == load_checkpoint(models / "fla").digest
     assert everstream.pull("owner/fla") == folder
+    assert hub.gets() == []
+
+
+def test_folder_of_mistral_is_pulled(everstream: Commands, hub: Hub, tmp_path: Path) -> None:
+    source, _ = write_mistral(tmp_path / "codestral")
+    repository = hub.add("owner/codestral", source)
+    folder = everstream.pull("owner/codestral")
+    assert {path for path, _ in hub.gets()} == repository.files.keys()
+    assert load_checkpoint(folder).digest == load_checkpoint(source).digest
+    assert everstream.pull("owner/codestral") == folder
     assert hub.gets() == []
 
 
