@@ -42,6 +42,17 @@ REFUSED: dict[str, str] = {
     " what follows",
     "reformer": "its hashing only chooses which of all past keys to read, so all must be kept",
     "pooling": "it merges neighbouring positions, so a token sees tokens that follow it",
+    "flowformer": "its competition is a softmax over all positions, so each output needs later"
+    " tokens",
+}
+
+#: Names that could be read so, and why they are not built.
+NOT_BUILT: dict[str, str] = {
+    "gau": "its attention is exact within blocks, whose length would enter the result;"
+    " 'window_linear' has a window that slides",
+    "hydra": "its weights have both signs and no norm; the nearest is 'normed' with map 'identity'",
+    "taylor": "the second-order kernel has 1 + K + K^2 features, so its state is K times that of"
+    " 'elu'",
 }
 
 
@@ -56,6 +67,8 @@ def entry(name: str) -> tuple[Spec, str, str]:
         raise ConfigError(
             f"attention {name!r} cannot be autoregressive with a constant state: {REFUSED[name]}"
         )
+    if name in NOT_BUILT:
+        raise ConfigError(f"attention {name!r} is not built: {NOT_BUILT[name]}")
     if name not in MECHANISMS:
         raise ConfigError(f"attention {name!r} is unknown (known: {', '.join(MECHANISMS)})")
     return MECHANISMS[name]

@@ -46,7 +46,7 @@ class CosformerAttention(HeadsAttention):
         self, x: Tensor, state: State, position: Tensor, losses: Losses = None
     ) -> tuple[Tensor, State]:
         outputs = []
-        q, k, v = self._heads(self.qkv(x))
+        q, k, v, conv = self._convolved(x, state)
         with torch.autocast(x.device.type, enabled=False):
             # A block no longer than an epoch meets at most one boundary between two.
             parts = (t.split(min(BLOCK, self.epoch), dim=1) for t in (q, k, v))
@@ -54,7 +54,7 @@ class CosformerAttention(HeadsAttention):
                 o, state = self._block(block_q, block_k, block_v, state, position)
                 outputs.append(o)
                 position = position + o.shape[1]
-        return self._merge(torch.cat(outputs, dim=1), x.dtype), state
+        return self._merge(torch.cat(outputs, dim=1), x), {**state, **conv}
 
     def step(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
         y, state = self.chunk(x.unsqueeze(1), state, position)

@@ -24,14 +24,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.attention.base import Losses, State
-from model.attention.convolved import ConvolvedAttention
+from model.attention.heads import HeadsAttention
 from model.attention.spec import AttentionConfig
 from model.ops.delta import delta_step
 from model.ops.fused.convolution import convolved_silu, unit_heads, unit_length
 from model.ops.fused.delta import packed_delta_chunk
 
 
-class DeltaAttention(ConvolvedAttention):
+class DeltaAttention(HeadsAttention):
     """See the module's docstring. ``conv_size`` is 0 for no convolution."""
 
     def __init__(self, config: AttentionConfig) -> None:
@@ -62,14 +62,14 @@ class DeltaAttention(ConvolvedAttention):
             qkv = unit_heads(qkv.float(), unit, self.key_width)
         beta, log_decay = self._gates(x)
         num, new_state["S"] = packed_delta_chunk(qkv, beta, log_decay, state["S"])
-        return self._gated_output(num, x), new_state
+        return self._merge(num, x), new_state
 
     def step(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
-        q, k, v, new_state = self._convolved_step(x, state)
+        q, k, v, new_state = self._convolved(x, state)
         beta, log_decay = self._gates(x)
         q, k = unit_length(q) * self.key_width**-0.5, unit_length(k)
         num, new_state["S"] = delta_step(q, k, v, beta, log_decay, state["S"])
-        return self._gated_output(num, x), new_state
+        return self._merge(num, x), new_state
 
     def _gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The gates beta and log a, [..., H] each.

@@ -7,9 +7,10 @@ Compact Kernelization", section 3.
     S_t = gamma_h S_{t-1} + phi(k_t) v_t^T,   gamma_h = 1 - 2^(-5-h)
     o_t = group_norm(phi(q_t)^T S_t) * silu(x_t W_g)
 
-with decay, group norm and gate as in the authors' code. That code computes
-(Q K^T) V and keeps a cache of keys; this is Q (K^T V) with a constant state.
-State per layer: S [H, K, V].
+Option ``published`` is what the authors' code does: q and k are rotated first, the transform is the
+inverse one, w is a fixed draw of normal numbers, and the heads forget from 1/32 to 1/512 of their
+past per token, evenly in the logarithm. That code computes (Q K^T) V and keeps a cache of keys;
+this is Q (K^T V) with a constant state: S [H, K, V] per layer.
 """
 
 from __future__ import annotations
@@ -21,52 +22,77 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.attention.base import Losses, State
-from model.attention.heads import GatedOutputAttention
+from model.attention.heads import HeadsAttention, token_positions
 from model.attention.retnet import head_log_decay
 from model.attention.spec import AttentionConfig
 from model.ops.recurrence import recurrence_chunk, recurrence_step
+from model.ops.rotary import rotate
+
+#: As published: the first and the last head forget one part in so many with each token.
+MEMORY = 32, 512
 
 
-class DijiangAttention(GatedOutputAttention):
-    """See the module's docstring."""
+class DijiangAttention(HeadsAttention):
+    """See the module's docstring. Option: ``published``."""
+
+    frequency_draw: Tensor
 
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__(config)
-        self.frequency_weight = nn.Parameter(
-            torch.ones(config.num_attention_heads, config.head_dim)
-        )
+        weight = torch.ones(config.num_attention_heads, config.head_dim)
+        self.published: bool = self.options["published"]
+        if self.published:
+            self.register_buffer("frequency_draw", weight)
+        else:
+            self.frequency_weight = nn.Parameter(weight)
 
     def reset_parameters(self, generator: torch.Generator) -> None:
         super().reset_parameters(generator)
         with torch.no_grad():
-            self.frequency_weight.fill_(1.0)
+            if self.published:
+                self.frequency_draw.normal_(generator=generator)
+            else:
+                self.frequency_weight.fill_(1.0)
 
     def chunk(
         self, x: Tensor, state: State, position: Tensor, losses: Losses = None
     ) -> tuple[Tensor, State]:
-        q, k, v = self._features(x)
+        q, k, v, conv = self._features(x, state, token_positions(position, x.shape[1]))
         log_decay = self._log_decay(x.device).expand_as(q)
         num, s = recurrence_chunk(q, k, v, state["S"], log_decay, bounded=True)
-        return self._gated_output(num, x), {"S": s}
+        return self._merge(num, x), {"S": s, **conv}
 
     def step(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
-        q, k, v = self._features(x)
+        q, k, v, conv = self._features(x, state, position)
         num, s = recurrence_step(q, k, v, state["S"], self._log_decay(x.device))
-        return self._gated_output(num, x), {"S": s}
+        return self._merge(num, x), {"S": s, **conv}
 
-    def _features(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self._heads(self.qkv(x))
+    def _features(
+        self, x: Tensor, state: State, positions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, State]:
+        q, k, v, conv = self._convolved(x, state)
         with torch.autocast(x.device.type, enabled=False):
             dct = cosine_transform(self.config.head_dim, x.device).to(q.dtype)
-            q, k = ((t @ dct.t() * self.frequency_weight).softmax(dim=-1) for t in (q, k))
-        return q, k, v
+            weight = self.frequency_draw if self.published else self.frequency_weight
+            if self.published:
+                dct, q, k = dct.t(), rotate(q, positions), rotate(k, positions)
+            q, k = ((t @ dct.t() * weight).softmax(dim=-1) for t in (q, k))
+        return q, k, v, conv
 
     def _log_decay(self, device: torch.device) -> Tensor:
-        return head_log_decay(self.num_heads, device).float().unsqueeze(1)
+        if not self.published:
+            return head_log_decay(self.num_heads, device).float().unsqueeze(1)
+        first, last = (math.log(1 / tokens) for tokens in MEMORY)
+        rate = torch.linspace(first, last, self.num_heads, dtype=torch.float64, device=device)
+        return torch.log1p(-rate.exp()).float().unsqueeze(1)
 
-    def _gated_norm(self, num: Tensor, gate: Tensor) -> Tensor:
-        normed = F.layer_norm(num, num.shape[-1:], eps=self.config.rms_norm_eps)
-        return (normed * self.norm_weight.float()).to(gate.dtype) * F.silu(gate)
+    def _norm(self, o: Tensor) -> Tensor:
+        assert self.norm_weight is not None
+        normed = F.layer_norm(o, o.shape[-1:], eps=self.config.rms_norm_eps)
+        return normed * self.norm_weight.float()
+
+    def _gated_norm(self, o: Tensor, gate: Tensor) -> Tensor:
+        return self._norm(o).to(gate.dtype) * F.silu(gate)
 
 
 def cosine_transform(size: int, device: torch.device) -> Tensor:

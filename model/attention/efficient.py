@@ -31,22 +31,23 @@ class EfficientAttention(HeadsAttention):
     def chunk(
         self, x: Tensor, state: State, position: Tensor, losses: Losses = None
     ) -> tuple[Tensor, State]:
-        q, log_k, v = self._project(x, token_positions(position, x.shape[1]))
+        positions = token_positions(position, x.shape[1])
+        q, log_k, v, conv = self._project(x, state, positions)
         maximum, log_decay = running_max(log_k, state["z"], state["max"])
         log_z = _log_normalizer(log_k, state)
         read = q.softmax(dim=-1) * (maximum - log_z).exp().to(q.dtype)
         k = (log_k - maximum).exp()
         num, s = recurrence_chunk(read, k, v, state["S"], log_decay)
         z = (log_z[:, -1] - maximum[:, -1]).exp()
-        return self._merge(num, x.dtype), {"S": s, "z": z, "max": maximum[:, -1]}
+        return self._merge(num, x), {"S": s, "z": z, "max": maximum[:, -1], **conv}
 
     def step(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
-        q, log_k, v = self._project(x, position)
+        q, log_k, v, conv = self._project(x, state, position)
         k, log_decay, maximum = key_step(log_k, state)
         z = decayed(state["z"], log_decay) + k
         read = q.softmax(dim=-1) / z.to(q.dtype)
         num, s = recurrence_step(read, k, v, state["S"], log_decay)
-        return self._merge(num, x.dtype), {"S": s, "z": z, "max": maximum}
+        return self._merge(num, x), {"S": s, "z": z, "max": maximum, **conv}
 
 
 def _log_normalizer(log_k: Tensor, state: State) -> Tensor:

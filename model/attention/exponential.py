@@ -32,17 +32,20 @@ class ExponentialAttention(HeadsAttention):
     def chunk(
         self, x: Tensor, state: State, position: Tensor, losses: Losses = None
     ) -> tuple[Tensor, State]:
-        log_q, log_k, v = self._log_features(x, token_positions(position, x.shape[1]))
+        positions = token_positions(position, x.shape[1])
+        log_q, log_k, v, conv = self._log_features(x, state, positions)
         num, den, _, state = exponential_chunk(log_q, log_k, v, state)
-        return self._merge(num / den.unsqueeze(-1), x.dtype), state
+        return self._merge(num / den.unsqueeze(-1), x), {**state, **conv}
 
     def step(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
-        log_q, log_k, v = self._log_features(x, position)
+        log_q, log_k, v, conv = self._log_features(x, state, position)
         num, den, state = exponential_step(log_q, log_k, v, state)
-        return self._merge(num / den.unsqueeze(-1), x.dtype), state
+        return self._merge(num / den.unsqueeze(-1), x), {**state, **conv}
 
-    def _log_features(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self._project(x, positions)
+    def _log_features(
+        self, x: Tensor, state: State, positions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, State]:
+        q, k, v, conv = self._project(x, state, positions)
         scale: float = self.config.head_dim**-0.25
         with torch.autocast(x.device.type, enabled=False):
-            return *self.log_features(q * scale, k * scale), v
+            return *self.log_features(q * scale, k * scale), v, conv

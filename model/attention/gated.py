@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.attention.base import Losses, State
-from model.attention.convolved import ConvolvedAttention
+from model.attention.heads import HeadsAttention
 from model.attention.spec import AttentionConfig
 from model.ops.decayed_scores import MIN_LOG_DECAY
 from model.ops.recurrence import recurrence_chunk, recurrence_step
@@ -29,7 +29,7 @@ from model.ops.recurrence import recurrence_chunk, recurrence_step
 DECAY_TEMPERATURE = 16.0
 
 
-class GatedAttention(ConvolvedAttention):
+class GatedAttention(HeadsAttention):
     """See the module's docstring.
 
     Options: ``conv_size`` (0 for none), ``decay_rank``, ``key_dim`` (0 for ``head_dim``).
@@ -52,18 +52,18 @@ class GatedAttention(ConvolvedAttention):
     def chunk(
         self, x: Tensor, state: State, position: Tensor, losses: Losses = None
     ) -> tuple[Tensor, State]:
-        q, k, v, new_state = self._convolved_chunk(x, state)
+        q, k, v, new_state = self._convolved(x, state)
         q = q * self.key_width**-0.5
         num, new_state["S"] = recurrence_chunk(
             q, k, v, state["S"], self._log_decay(x), bounded=True
         )
-        return self._gated_output(num, x), new_state
+        return self._merge(num, x), new_state
 
     def step(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
-        q, k, v, new_state = self._convolved_step(x, state)
+        q, k, v, new_state = self._convolved(x, state)
         q = q * self.key_width**-0.5
         num, new_state["S"] = recurrence_step(q, k, v, state["S"], self._log_decay(x))
-        return self._gated_output(num, x), new_state
+        return self._merge(num, x), new_state
 
     def _log_decay(self, x: Tensor) -> Tensor:
         logit = self.decay_up(self.decay_down(x)).float()

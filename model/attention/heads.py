@@ -1,4 +1,10 @@
-"""What most mechanisms share: q, k and v of H heads from one matrix, and one matrix after them."""
+"""What most mechanisms share: q, k and v of H heads from one matrix, and one matrix after them.
+
+Before the heads there may be a short causal convolution with a silu over q, k and v, after them a
+norm of each head and a gate:
+
+    o = rms_norm(o) * norm_weight,   o = o * silu(x W_gate),   y = o W_out
+"""
 
 from __future__ import annotations
 
@@ -6,8 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.attention.base import Attention
+from model.attention.base import Attention, State
 from model.attention.spec import AttentionConfig, key_dim
+from model.ops.convolution import convolution_step
+from model.ops.fused.convolution import convolved_silu
 from model.ops.fused.gated_norm import gated_rms_norm
 from model.ops.linear import FusedLinear
 from model.ops.rotary import rotate
@@ -16,9 +24,11 @@ from model.ops.rotary import rotate
 class HeadsAttention(Attention):
     """An attention with weights ``qkv`` [H (2 K + V), D] and ``out`` [D, H V].
 
-    K is `model.attention.spec.key_dim`, V is ``config.head_dim``. Options where a
-    mechanism has them: ``rotary``, of which "before" rotates q and k before any feature map,
-    and ``rope_theta``, the base of the rotation's frequencies.
+    K is `model.attention.spec.key_dim`, V is ``config.head_dim``. Options: ``conv_size`` W, the
+    last W tokens, 0 for neither convolution nor silu, with the state conv [W - 1, H (2 K + V)];
+    ``gate``; ``norm``, and a mechanism without this option always has a norm. Where a mechanism
+    has them: ``rotary``, of which "before" rotates q and k before any feature map, and
+    ``rope_theta``, the base of the rotation's frequencies.
     """
 
     def __init__(self, config: AttentionConfig) -> None:
@@ -31,16 +41,46 @@ class HeadsAttention(Attention):
         self.rotary: str = self.options.get("rotary", "none")
         if "rope_theta" in self.options:
             self.rope_theta: float = self.options["rope_theta"]
+        self.conv_size: int = self.options["conv_size"]
+        if self.conv_size:
+            self.conv_weight = nn.Parameter(torch.zeros(self.qkv.out_features, self.conv_size))
+        self.gate: nn.Linear | None = None
+        if self.options["gate"]:
+            self.gate = nn.Linear(config.hidden_size, width, bias=False)
+        self.norm_weight: nn.Parameter | None = None
+        if self.options.get("norm", True):
+            self.norm_weight = nn.Parameter(torch.ones(config.head_dim))
 
-    def _project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[..., D] and [...] to q, k [..., H, K] and v [..., H, V] in float32."""
-        q, k, v = self._heads(self.qkv(x))
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        """Convolutions start as the identity."""
+        with torch.no_grad():
+            if self.norm_weight is not None:
+                self.norm_weight.fill_(1.0)
+            if self.conv_size:
+                self.conv_weight.zero_()
+                self.conv_weight[:, -1] = 1.0
+
+    def _project(
+        self, x: Tensor, state: State, positions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, State]:
+        """[..., D] and [...] to q, k [..., H, K], v [..., H, V] in float32, and the new state."""
+        q, k, v, new_state = self._convolved(x, state)
         if self.rotary == "before":
             q, k = self._rotate(q, k, positions)
-        return q, k, v
+        return q, k, v, new_state
 
     def _rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         return rotate(q, positions, self.rope_theta), rotate(k, positions, self.rope_theta)
+
+    def _convolved(self, x: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor, State]:
+        """[B, T, D], or [B, D] of a step, to q, k, v and the convolution's new state."""
+        qkv, new_state = self.qkv(x), {}
+        if self.conv_size and x.dim() == 2:
+            qkv, new_state["conv"] = convolution_step(qkv, self.conv_weight, state["conv"])
+            qkv = F.silu(qkv)
+        elif self.conv_size:
+            qkv, new_state["conv"] = convolved_silu(qkv, self.conv_weight, state["conv"])
+        return *self._heads(qkv), new_state
 
     def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = qkv.float().split(self.qkv.parts, dim=-1)
@@ -50,39 +90,26 @@ class HeadsAttention(Attention):
             v.unflatten(-1, (self.num_heads, -1)),
         )
 
-    def _merge(self, o: Tensor, dtype: torch.dtype) -> Tensor:
-        """The heads' outputs [..., H, V] to [..., D]."""
-        return self.out(o.flatten(-2).to(dtype))  # type: ignore[no-any-return]
-
-
-class GatedOutputAttention(HeadsAttention):
-    """Instead of a denominator: ``out(rms_norm(num) * norm_weight * silu(gate(x)))``.
-
-    Without ``gate`` where a mechanism has an option of this name that is false.
-    """
-
-    def __init__(self, config: AttentionConfig) -> None:
-        super().__init__(config)
-        width = config.num_attention_heads * config.head_dim
-        self.gate: nn.Linear | None = None
-        if self.options.get("gate", True):
-            self.gate = nn.Linear(config.hidden_size, width, bias=False)
-        self.norm_weight = nn.Parameter(torch.ones(config.head_dim))
-
-    def reset_parameters(self, generator: torch.Generator) -> None:
-        with torch.no_grad():
-            self.norm_weight.fill_(1.0)
-
-    def _gated_output(self, num: Tensor, x: Tensor) -> Tensor:
-        """The sums [..., H, V] and the layer's input [..., D] to [..., D]."""
+    def _merge(self, o: Tensor, x: Tensor) -> Tensor:
+        """The heads' outputs [..., H, V] and the layer's input [..., D] to [..., D]."""
         if self.gate is None:
-            weight, eps = self.norm_weight, self.config.rms_norm_eps
-            return self._merge(F.rms_norm(num.float(), weight.shape, weight.float(), eps), x.dtype)
-        gate = self.gate(x).unflatten(-1, num.shape[-2:])
-        return self.out(self._gated_norm(num, gate).flatten(-2))  # type: ignore[no-any-return]
+            o = o if self.norm_weight is None else self._norm(o)
+            return self.out(o.flatten(-2).to(x.dtype))  # type: ignore[no-any-return]
+        gate = self.gate(x).unflatten(-1, o.shape[-2:])
+        if self.norm_weight is None:
+            o = o.to(gate.dtype) * F.silu(gate)
+        else:
+            o = self._gated_norm(o, gate)
+        return self.out(o.flatten(-2))  # type: ignore[no-any-return]
 
-    def _gated_norm(self, num: Tensor, gate: Tensor) -> Tensor:
-        return gated_rms_norm(num, self.norm_weight, gate, self.config.rms_norm_eps)
+    def _norm(self, o: Tensor) -> Tensor:
+        assert self.norm_weight is not None
+        weight = self.norm_weight.float()
+        return F.rms_norm(o.float(), weight.shape, weight, self.config.rms_norm_eps)
+
+    def _gated_norm(self, o: Tensor, gate: Tensor) -> Tensor:
+        assert self.norm_weight is not None
+        return gated_rms_norm(o, self.norm_weight, gate, self.config.rms_norm_eps)
 
 
 def token_positions(position: Tensor, num_tokens: int) -> Tensor:

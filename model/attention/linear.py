@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-import torch
 from torch import Tensor
 
 from model.attention.base import Losses, State
@@ -48,25 +47,27 @@ class LinearAttention(HeadsAttention):
         self, x: Tensor, state: State, position: Tensor, losses: Losses = None
     ) -> tuple[Tensor, State]:
         positions = token_positions(position, x.shape[1])
-        q, k, v = self._features(x, positions)
+        q, k, v, conv = self._features(x, state, positions)
         den, z = normalizer_chunk(q, k, state["z"])
         num, s = recurrence_chunk(*self._rotated(q, k, positions), v, state["S"])
-        return self._read(num, den, x.dtype), {"S": s, "z": z}
+        return self._read(num, den, x), {"S": s, "z": z, **conv}
 
     def step(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
-        q, k, v = self._features(x, position)
+        q, k, v, conv = self._features(x, state, position)
         den, z = normalizer_step(q, k, state["z"])
         num, s = recurrence_step(*self._rotated(q, k, position), v, state["S"])
-        return self._read(num, den, x.dtype), {"S": s, "z": z}
+        return self._read(num, den, x), {"S": s, "z": z, **conv}
 
-    def _features(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self._project(x, positions)
-        return self.features(q), self.features(k), v
+    def _features(
+        self, x: Tensor, state: State, positions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, State]:
+        q, k, v, conv = self._project(x, state, positions)
+        return self.features(q), self.features(k), v, conv
 
     def _rotated(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         if self.rotary != "after":
             return q, k
         return self._rotate(q, k, positions)
 
-    def _read(self, num: Tensor, den: Tensor, dtype: torch.dtype) -> Tensor:
-        return self._merge(num / self.denominator(den).unsqueeze(-1), dtype)
+    def _read(self, num: Tensor, den: Tensor, x: Tensor) -> Tensor:
+        return self._merge(num / self.denominator(den).unsqueeze(-1), x)

@@ -33,35 +33,28 @@ class NormedAttention(HeadsAttention):
         if self.map == "product":
             self.q_map = AffineProduct(self.key_width)
             self.k_map = AffineProduct(self.key_width)
-        self.norm_weight = nn.Parameter(torch.ones(config.head_dim))
-
-    def reset_parameters(self, generator: torch.Generator) -> None:
-        with torch.no_grad():
-            self.norm_weight.fill_(1.0)
 
     def chunk(
         self, x: Tensor, state: State, position: Tensor, losses: Losses = None
     ) -> tuple[Tensor, State]:
-        num, s = recurrence_chunk(*self._features(x), state["S"])
-        return self._read(num, x.dtype), {"S": s}
+        q, k, v, conv = self._features(x, state)
+        num, s = recurrence_chunk(q, k, v, state["S"])
+        return self._merge(num, x), {"S": s, **conv}
 
     def step(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
-        num, s = recurrence_step(*self._features(x), state["S"])
-        return self._read(num, x.dtype), {"S": s}
+        q, k, v, conv = self._features(x, state)
+        num, s = recurrence_step(q, k, v, state["S"])
+        return self._merge(num, x), {"S": s, **conv}
 
-    def _features(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self._heads(self.qkv(x))
+    def _features(self, x: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor, State]:
+        q, k, v, conv = self._convolved(x, state)
         if self.map == "product":
             q, k = self.q_map(q), self.k_map(k)
         elif self.map == "elu":
             q, k = F.elu(q) + 1.0, F.elu(k) + 1.0
         elif self.map == "relu":
             q, k = F.relu(q), F.relu(k)
-        return q * self.key_width**-0.5, k, v
-
-    def _read(self, num: Tensor, dtype: torch.dtype) -> Tensor:
-        o = F.rms_norm(num, num.shape[-1:], eps=self.config.rms_norm_eps)
-        return self._merge(o * self.norm_weight.float(), dtype)
+        return q * self.key_width**-0.5, k, v, conv
 
 
 class AffineProduct(nn.Module):

@@ -45,6 +45,7 @@ class RandomFeatureAttention(ExponentialAttention):
         self.register_buffer("projection", torch.zeros(shape))
 
     def reset_parameters(self, generator: torch.Generator) -> None:
+        super().reset_parameters(generator)
         draw_projection(self.projection, generator, self.options["orthogonal"])
 
 

@@ -19,34 +19,36 @@ import torch
 from torch import Tensor
 
 from model.attention.base import Losses, State
-from model.attention.heads import GatedOutputAttention, token_positions
+from model.attention.heads import HeadsAttention, token_positions
 from model.ops.recurrence import recurrence_chunk, recurrence_step
 from model.ops.rotary import rotate
 
 XPOS_OFFSET, XPOS_SCALE_BASE = 0.4, 512.0
 
 
-class RetnetAttention(GatedOutputAttention):
+class RetnetAttention(HeadsAttention):
     """See the module's docstring. Options: ``positions``, ``key_dim`` (0 for ``head_dim``)."""
 
     def chunk(
         self, x: Tensor, state: State, position: Tensor, losses: Losses = None
     ) -> tuple[Tensor, State]:
-        q, k, v = self._rotated(x, token_positions(position, x.shape[1]))
+        q, k, v, conv = self._rotated(x, state, token_positions(position, x.shape[1]))
         log_decay = self._log_decay(x.device).expand_as(q)
         num, s = recurrence_chunk(q, k, v, state["S"], log_decay, bounded=True)
-        return self._gated_output(num, x), {"S": s}
+        return self._merge(num, x), {"S": s, **conv}
 
     def step(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
-        q, k, v = self._rotated(x, position)
+        q, k, v, conv = self._rotated(x, state, position)
         num, s = recurrence_step(q, k, v, state["S"], self._log_decay(x.device))
-        return self._gated_output(num, x), {"S": s}
+        return self._merge(num, x), {"S": s, **conv}
 
-    def _rotated(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self._heads(self.qkv(x))
+    def _rotated(
+        self, x: Tensor, state: State, positions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, State]:
+        q, k, v, conv = self._convolved(x, state)
         if self.options["positions"] != "none":
             q, k = rotate(q, positions), rotate(k, positions)
-        return q * self.key_width**-0.5, k, v
+        return q * self.key_width**-0.5, k, v, conv
 
     def _log_decay(self, device: torch.device) -> Tensor:
         """[H, K]: of the head, and of xPos for each pair of channels."""

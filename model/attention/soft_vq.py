@@ -36,6 +36,7 @@ class SoftVqAttention(ExponentialAttention):
 
     def reset_parameters(self, generator: torch.Generator) -> None:
         """Codewords start where keys do: normal, scaled by K^-1/4."""
+        super().reset_parameters(generator)
         with torch.no_grad():
             self.codebook.normal_(0.0, self.config.head_dim**-0.25, generator=generator)
             self.log_prior.zero_()

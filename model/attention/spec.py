@@ -95,12 +95,21 @@ class Spec:
                     f" (it has: {', '.join(sorted(self.options)) or 'none'})"
                 )
             self.options[name].check(name, value)
+        if self.values(config).get("conv_size") == 1:
+            raise ConfigError("attention_options.conv_size must be 0 or at least 2, not 1")
         for rule in self.rules:
             rule(config, self.values(config))
 
     def state_spec(self, config: AttentionConfig) -> dict[str, TensorSpec]:
-        """The tensors of one layer's state, known before any token is seen."""
-        return self.state(config, self.values(config))
+        """The tensors of one layer's state, known before any token is seen.
+
+        With a convolution over W tokens, conv [W - 1, H (2 K + V)] is one of them.
+        """
+        options = self.values(config)
+        spec = self.state(config, options)
+        if options.get("conv_size"):
+            spec["conv"] = TensorSpec((options["conv_size"] - 1, qkv_rows(config, options)))
+        return spec
 
     def weight_shapes(self, config: AttentionConfig) -> dict[str, Shape]:
         """The names and shapes of one layer's weights, as a checkpoint holds them."""

@@ -10,6 +10,10 @@ WIDTH = (1, 65536)
 #: 0 leaves the choice to the model's own width.
 WIDTH_OR_NONE = (0, 65536)
 
+#: Of every mechanism: a convolution over q, k and v, a gate of the output, a norm of each head.
+PARTS = {"conv_size": Option(0, (0, 1024)), "gate": Option(False)}
+PLAIN = {**PARTS, "norm": Option(False)}
+CONVOLVED_GATED = {"conv_size": Option(4, (0, 1024)), "gate": Option(True)}
 ROTARY = {
     "rotary": Option("none", ("none", "before")),
     "rope_theta": Option(10_000.0, (2.0, 1e12)),
@@ -24,32 +28,40 @@ def check_rotary(config: AttentionConfig, options: Options) -> None:
         raise ConfigError(f"{name} must be even for rotary positions, not {dim}")
 
 
+def check_published(config: AttentionConfig, options: Options) -> None:
+    """Refuses a published DiJiang whose q and k cannot be rotated in pairs of channels."""
+    if options["published"] and config.head_dim % 2:
+        raise ConfigError(f"head_dim must be even for rotary positions, not {config.head_dim}")
+
+
 def check_horizon(config: AttentionConfig, options: Options) -> None:
     """Refuses a horizon that has no half."""
     if options["horizon"] % 2:
         raise ConfigError(f"attention_options.horizon must be even, not {options['horizon']}")
 
 
-def check_convolution(config: AttentionConfig, options: Options) -> None:
-    """Refuses a convolution over one token."""
-    if options["conv_size"] == 1:
-        raise ConfigError("attention_options.conv_size must be 0 or at least 2, not 1")
-
-
 LINEAR = Spec(
     state_specs.linear_state,
     weight_shapes.heads_weights,
-    {**ROTARY, "rotary": Option("none", ("none", "before", "after"))},
+    {**PLAIN, **ROTARY, "rotary": Option("none", ("none", "before", "after"))},
     rules=(check_rotary,),
 )
-COSINE = Spec(state_specs.cosine_state, weight_shapes.heads_weights, ROTARY, rules=(check_rotary,))
+COSINE = Spec(
+    state_specs.cosine_state,
+    weight_shapes.heads_weights,
+    {**PLAIN, **ROTARY},
+    rules=(check_rotary,),
+)
 EFFICIENT = Spec(
-    state_specs.exponential_state, weight_shapes.heads_weights, ROTARY, rules=(check_rotary,)
+    state_specs.exponential_state,
+    weight_shapes.heads_weights,
+    {**PLAIN, **ROTARY},
+    rules=(check_rotary,),
 )
 RBF = Spec(
     state_specs.exponential_state,
     weight_shapes.projected_weights,
-    {**ROTARY, "features": Option(0, WIDTH_OR_NONE), "orthogonal": Option(True)},
+    {**PLAIN, **ROTARY, "features": Option(0, WIDTH_OR_NONE), "orthogonal": Option(True)},
     rules=(check_rotary,),
     buffers=("projection",),
 )
@@ -63,13 +75,14 @@ PERFORMER = Spec(
 SOFT_VQ = Spec(
     state_specs.soft_vq_state,
     weight_shapes.soft_vq_weights,
-    {**ROTARY, "codewords": Option(64, WIDTH), "beta": Option(1.0, (0.0, 1e9))},
+    {**PLAIN, **ROTARY, "codewords": Option(64, WIDTH), "beta": Option(1.0, (0.0, 1e9))},
     rules=(check_rotary,),
 )
 VQ = Spec(
     state_specs.vq_state,
     weight_shapes.vq_weights,
     {
+        **PLAIN,
         "codewords": Option(64, WIDTH),
         "window": Option(64, WIDTH),
         "commitment": Option(0.02, (0.0, 1e9)),
@@ -79,14 +92,22 @@ VQ = Spec(
 COSFORMER = Spec(
     state_specs.cosformer_state,
     weight_shapes.heads_weights,
-    {"horizon": Option(4096, (2, 2**20))},
+    {**PLAIN, "horizon": Option(4096, (2, 2**20))},
     rules=(check_horizon,),
 )
-DIJIANG = Spec(state_specs.decayed_state, weight_shapes.dijiang_weights)
+DIJIANG = Spec(
+    state_specs.decayed_state,
+    weight_shapes.dijiang_weights,
+    {**PARTS, "gate": Option(True), "published": Option(False)},
+    rules=(check_published,),
+    buffers=("frequency_draw",),
+)
 RETNET = Spec(
     state_specs.decayed_state,
-    weight_shapes.gated_output_weights,
+    weight_shapes.heads_weights,
     {
+        **PARTS,
+        "gate": Option(True),
         "positions": Option("xpos", ("xpos", "rotary", "none")),
         "key_dim": Option(0, WIDTH_OR_NONE),
     },
@@ -96,6 +117,7 @@ WINDOW_LINEAR = Spec(
     state_specs.window_linear_state,
     weight_shapes.projected_weights,
     {
+        **PLAIN,
         **ROTARY,
         "rotary": Option("before", ("none", "before")),
         "window": Option(64, WIDTH),
@@ -107,36 +129,34 @@ NORMED = Spec(
     state_specs.normed_state,
     weight_shapes.normed_weights,
     {
+        **PARTS,
         "map": Option("product", ("product", "elu", "relu", "identity")),
         "key_dim": Option(0, WIDTH_OR_NONE),
     },
 )
 GATED = Spec(
-    state_specs.convolved_state,
+    state_specs.decayed_state,
     weight_shapes.gated_weights,
     {
-        "conv_size": Option(4, (0, 1024)),
+        **CONVOLVED_GATED,
         "decay_rank": Option(16, WIDTH),
         "key_dim": Option(0, WIDTH_OR_NONE),
     },
-    rules=(check_convolution,),
 )
 DELTA = Spec(
-    state_specs.convolved_state,
+    state_specs.decayed_state,
     weight_shapes.delta_weights,
     {
-        "conv_size": Option(4, (0, 1024)),
+        **CONVOLVED_GATED,
         "decay": Option(True),
         "key_dim": Option(0, WIDTH_OR_NONE),
-        "gate": Option(True),
         "negative_eigenvalues": Option(False),
     },
-    rules=(check_convolution,),
 )
 SOFTMAX = Spec(
     state_specs.softmax_state,
     weight_shapes.heads_weights,
-    {**ROTARY, "rotary": Option("before", ("none", "before"))},
+    {**PLAIN, **ROTARY, "rotary": Option("before", ("none", "before"))},
     rules=(check_rotary,),
     constant_state=False,
 )

@@ -1,12 +1,12 @@
 """The state of one layer of each mechanism, by the formulas of their own files.
 
 H heads, K key features and V = ``head_dim`` value features per head, F features
-of a map.
+of a map. The state of a convolution is added by `model.attention.spec.Spec`.
 """
 
 from __future__ import annotations
 
-from model.attention.spec import AttentionConfig, Options, key_dim, num_features, qkv_rows
+from model.attention.spec import AttentionConfig, Options, key_dim, num_features
 from model.tensor_spec import DType, TensorSpec
 
 State = dict[str, TensorSpec]
@@ -78,14 +78,6 @@ def decayed_state(config: AttentionConfig, options: Options) -> State:
 def normed_state(config: AttentionConfig, options: Options) -> State:
     """S [H, K, V], float64 because nothing decays."""
     return _sums(config, key_dim(config, options), "float64")
-
-
-def convolved_state(config: AttentionConfig, options: Options) -> State:
-    """S [H, K, V] and, with a convolution, conv [W - 1, H (2 K + V)]."""
-    spec = decayed_state(config, options)
-    if options["conv_size"]:
-        spec["conv"] = TensorSpec((options["conv_size"] - 1, qkv_rows(config, options)))
-    return spec
 
 
 def softmax_state(config: AttentionConfig, options: Options) -> State:

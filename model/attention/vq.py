@@ -62,6 +62,7 @@ class VqAttention(HeadsAttention):
 
     def reset_parameters(self, generator: torch.Generator) -> None:
         """Codewords start where keys do: normal, scaled by K^-1/4."""
+        super().reset_parameters(generator)
         with torch.no_grad():
             self.codebook.normal_(0.0, self.config.head_dim**-0.25, generator=generator)
             self.ema_count.fill_(1.0)
@@ -70,7 +71,7 @@ class VqAttention(HeadsAttention):
     def chunk(
         self, x: Tensor, state: State, position: Tensor, losses: Losses = None
     ) -> tuple[Tensor, State]:
-        q, k, v = self._heads(self.qkv(x))
+        q, k, v, conv = self._convolved(x, state)
         scale = self.config.head_dim**-0.25
         with torch.autocast(x.device.type, enabled=False):
             q, k = q * scale, k * scale
@@ -90,7 +91,7 @@ class VqAttention(HeadsAttention):
             o = join(near, far)
             if self.training and torch.is_grad_enabled():
                 self._learn(k, code, chosen, losses)
-        return self._merge(o, x.dtype), {"code": ring_code, "v": ring_v, **new_state}
+        return self._merge(o, x), {"code": ring_code, "v": ring_v, **new_state, **conv}
 
     def step(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
         y, state = self.chunk(x.unsqueeze(1), state, position)

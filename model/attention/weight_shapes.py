@@ -13,7 +13,7 @@ Weights = dict[str, Shape]
 
 
 def heads_weights(config: AttentionConfig, options: Options) -> Weights:
-    """``qkv`` [H (2 K + V), D] and ``out`` [D, H V], as all have them."""
+    """``qkv`` [H (2 K + V), D] and ``out`` [D, H V], and what the options of all add."""
     rows, width = qkv_rows(config, options), config.num_attention_heads * config.head_dim
     shapes: Weights = {
         "qkv.weight": (rows, config.hidden_size),
@@ -21,23 +21,12 @@ def heads_weights(config: AttentionConfig, options: Options) -> Weights:
     }
     if config.attention_bias:
         shapes |= {"qkv.bias": (rows,), "out.bias": (config.hidden_size,)}
-    return shapes
-
-
-def gated_output_weights(config: AttentionConfig, options: Options) -> Weights:
-    """And an output gate after a norm."""
-    width = config.num_attention_heads * config.head_dim
-    return {
-        **heads_weights(config, options),
-        "gate.weight": (width, config.hidden_size),
-        "norm_weight": (config.head_dim,),
-    }
-
-
-def _convolved_weights(config: AttentionConfig, options: Options) -> Weights:
-    shapes = gated_output_weights(config, options)
     if options["conv_size"]:
-        shapes["conv_weight"] = (qkv_rows(config, options), options["conv_size"])
+        shapes["conv_weight"] = (rows, options["conv_size"])
+    if options["gate"]:
+        shapes["gate.weight"] = (width, config.hidden_size)
+    if options.get("norm", True):
+        shapes["norm_weight"] = (config.head_dim,)
     return shapes
 
 
@@ -45,7 +34,7 @@ def gated_weights(config: AttentionConfig, options: Options) -> Weights:
     """A decay of low rank per channel."""
     keys = config.num_attention_heads * key_dim(config, options)
     return {
-        **_convolved_weights(config, options),
+        **heads_weights(config, options),
         "decay_down.weight": (options["decay_rank"], config.hidden_size),
         "decay_up.weight": (keys, options["decay_rank"]),
         "decay_up.bias": (keys,),
@@ -53,11 +42,9 @@ def gated_weights(config: AttentionConfig, options: Options) -> Weights:
 
 
 def delta_weights(config: AttentionConfig, options: Options) -> Weights:
-    """A gate beta per head and, where there is one, a decay; the output's gate may be missing."""
+    """A gate beta per head and, where there is one, a decay."""
     heads = config.num_attention_heads
-    shapes = _convolved_weights(config, options)
-    if not options["gate"]:
-        del shapes["gate.weight"]
+    shapes = heads_weights(config, options)
     shapes["beta.weight"] = (heads, config.hidden_size)
     if options["decay"]:
         shapes |= {
@@ -69,15 +56,15 @@ def delta_weights(config: AttentionConfig, options: Options) -> Weights:
 
 
 def dijiang_weights(config: AttentionConfig, options: Options) -> Weights:
-    """A weight per frequency."""
+    """A weight per frequency, learned or drawn."""
+    name = "frequency_draw" if options["published"] else "frequency_weight"
     frequencies = (config.num_attention_heads, config.head_dim)
-    return {**gated_output_weights(config, options), "frequency_weight": frequencies}
+    return {**heads_weights(config, options), name: frequencies}
 
 
 def normed_weights(config: AttentionConfig, options: Options) -> Weights:
-    """A norm, and the affine maps of map "product"."""
+    """The affine maps of map "product"."""
     shapes, keys = heads_weights(config, options), key_dim(config, options)
-    shapes["norm_weight"] = (config.head_dim,)
     if options["map"] == "product":
         for name in ("q_map", "k_map"):
             shapes[f"{name}.both.weight"] = (2 * keys, keys)

@@ -43,13 +43,14 @@ class WindowLinearAttention(HeadsAttention):
         self.projection = nn.Parameter(torch.zeros(shape))
 
     def reset_parameters(self, generator: torch.Generator) -> None:
+        super().reset_parameters(generator)
         draw_projection(self.projection, generator, orthogonal=True)
 
     def chunk(
         self, x: Tensor, state: State, position: Tensor, losses: Losses = None
     ) -> tuple[Tensor, State]:
         num_tokens, window = x.shape[1], state["k"].shape[1]
-        q, k, v = self._project(x, token_positions(position, num_tokens))
+        q, k, v, conv = self._project(x, state, token_positions(position, num_tokens))
         scale = self.config.head_dim**-0.25
         with torch.autocast(x.device.type, enabled=False):
             q, k = q * scale, k * scale
@@ -61,7 +62,7 @@ class WindowLinearAttention(HeadsAttention):
                 self._log_features(q), self._log_features(old_k), old_v, state, valid
             )
             o = join(near, (far[0], far[1], far[2]))
-        return self._merge(o, x.dtype), {"k": ring_k, "v": ring_v, **new_state}
+        return self._merge(o, x), {"k": ring_k, "v": ring_v, **new_state, **conv}
 
     def step(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
         y, state = self.chunk(x.unsqueeze(1), state, position)

@@ -24,7 +24,12 @@ Options = dict[str, str | float]
 
 
 def covers(config: Config) -> bool:
-    """Whether there are kernels for the family of ``config``, of which some may not be built."""
+    """Whether there are kernels for the family of ``config``, of which some may not be built.
+
+    A DiJiang as it is published has none.
+    """
+    if config.attention == "dijiang" and config.attention_options.get("published"):
+        return False
     return ARCHITECTURES[config.model_type].native is not None
 
 

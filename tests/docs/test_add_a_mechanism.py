@@ -26,6 +26,7 @@ from server.models.backend import open_backend
 from tests.docs.pages import page
 from tests.model.attention import test_contract as contract
 from tests.model.attention.oracles import ORACLES, Oracle
+from tests.model.attention.projections import with_parts
 from tests.tiny import request, solo, tiny_tokenizer, tokens_of
 from tests.weights import weights_of
 
@@ -35,7 +36,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from model.attention.base import Attention, State
-from tests.model.attention.oracles import heads
+from tests.model.attention.projections import heads, qkv
 """
 
 
@@ -50,7 +51,7 @@ def _registered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     )
     monkeypatch.setitem(sys.modules, row[1], module)
     monkeypatch.setitem(MECHANISMS, name, row)
-    monkeypatch.setitem(ORACLES, name, cast(Oracle, vars(oracles)[name]))
+    monkeypatch.setitem(ORACLES, name, with_parts(cast(Oracle, vars(oracles)[name])))
 
 
 @pytest.fixture

@@ -1,5 +1,8 @@
 """The definition of each mechanism as a plain quadratic sum in float64.
 
+An oracle here gives the heads' outputs [B, T, H, V] after the convolution of q, k and v, if
+there is one; `ORACLES` has them with norm, gate and output matrix.
+
 Written from the formulas in the mechanisms' docstrings, with no code shared
 with `model`, and on purpose without any chunk, scan or cache. An oracle takes
 the layer (for its configuration alone), its parameters and buffers in float64,
@@ -34,10 +37,11 @@ from tests.model.attention.projections import (
     distance,
     future,
     heads,
-    linear,
     option,
     projected,
+    qkv,
     rotated,
+    with_parts,
 )
 
 __all__ = ["ORACLES", "Oracle", "heads"]
@@ -46,19 +50,19 @@ __all__ = ["ORACLES", "Oracle", "heads"]
 def elu(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
     q, k, v = projected(layer, weights, x)
     num, den, state = positive(layer, F.elu(q) + 1, F.elu(k) + 1, v)
-    return linear(weights, "out", (num / (den + 1e-6)).flatten(2)), state
+    return num / (den + 1e-6), state
 
 
 def relu(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
     q, k, v = projected(layer, weights, x)
     num, den, state = positive(layer, q.relu(), k.relu(), v)
-    return linear(weights, "out", (num / den.clamp_min(1e-6)).flatten(2)), state
+    return num / den.clamp_min(1e-6), state
 
 
 def softmax_map(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
     q, k, v = projected(layer, weights, x)
     num, den, state = positive(layer, q.softmax(-1), k.softmax(-1), v)
-    return linear(weights, "out", (num / den.clamp_min(1e-6)).flatten(2)), state
+    return num / den.clamp_min(1e-6), state
 
 
 def cosine(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
@@ -67,7 +71,7 @@ def cosine(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State
     k = k / k.norm(dim=-1, keepdim=True).clamp_min(1e-6)
     phi_q, phi_k = F.pad(q, (1, 0), value=1.0), F.pad(k, (1, 0), value=1.0)
     num, den, state = positive(layer, phi_q, phi_k, v)
-    return linear(weights, "out", (num / den.clamp_min(1e-6)).flatten(2)), state
+    return num / den.clamp_min(1e-6), state
 
 
 def positive(
@@ -87,7 +91,7 @@ def positive(
 def cosformer(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
     """Keys of the query's own epoch of M/2 tokens and of the one before it, older ones dropped."""
     horizon, length = option(layer, "horizon", 4096), x.shape[1]
-    q, k, v = heads(linear(weights, "qkv", x), layer)
+    q, k, v = heads(qkv(weights, x), layer)
     q, k = q.relu(), k.relu()
     epoch = torch.arange(length) // (horizon // 2)
     age = epoch.unsqueeze(1) - epoch  # of key j's epoch, seen from query i
@@ -104,18 +108,18 @@ def cosformer(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, St
     for suffix, rows in (("", age[-1] == 0), ("_before", age[-1] == 1)):
         state["S" + suffix] = torch.einsum("bjhf,bjhv->bhfv", phi[:, rows], v[:, rows])
         state["z" + suffix] = phi[:, rows].sum(1)
-    return linear(weights, "out", (num / den).flatten(2)), state
+    return num / den, state
 
 
 def softmax(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
     q, k, v = projected(layer, weights, x)
     scores = torch.einsum("bihk,bjhk->bhij", q, k) / math.sqrt(q.shape[-1])
     p = torch.softmax(scores.masked_fill(future(x.shape[1]), -math.inf), dim=-1)
-    y = linear(weights, "out", torch.einsum("bhij,bjhv->bihv", p, v).flatten(2))
-    return y, {"k": k.transpose(1, 2), "v": v.transpose(1, 2)}
+    o = torch.einsum("bhij,bjhv->bihv", p, v)
+    return o, {"k": k.transpose(1, 2), "v": v.transpose(1, 2)}
 
 
-ORACLES: dict[str, Oracle] = {
+CORES: dict[str, Oracle] = {
     "cosformer": cosformer,
     "cosine": cosine,
     "delta": delta,
@@ -134,3 +138,6 @@ ORACLES: dict[str, Oracle] = {
     "vq": vq,
     "window_linear": window_linear,
 }
+
+
+ORACLES: dict[str, Oracle] = {name: with_parts(core) for name, core in CORES.items()}

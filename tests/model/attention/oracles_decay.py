@@ -11,20 +11,18 @@ from torch.nn import functional as F
 from model.attention.base import Attention, State
 from tests.model.attention.projections import (
     Weights,
-    convolved,
     distance,
-    gated_output,
     heads,
     linear,
     option,
-    rms_normed,
+    qkv,
     rotary,
 )
 
 
 def retnet(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
     positions = option(layer, "positions", "xpos")
-    q, k, v = heads(linear(weights, "qkv", x), layer, option(layer, "key_dim", 0))
+    q, k, v = heads(qkv(weights, x), layer, option(layer, "key_dim", 0))
     width = q.shape[-1]
     if positions != "none":
         q, k = rotary(q), rotary(k)
@@ -33,22 +31,24 @@ def retnet(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State
         pair = torch.arange(width // 2, dtype=torch.float64)
         zeta = (2 * pair / width + 0.4) / 1.4
         a = a * torch.cat([zeta, zeta]) ** (1 / 512)
-    num, state = decayed(q / math.sqrt(width), k, v, a)
-    return gated_output(layer, weights, rms_normed(layer, num), x), state
+    return decayed(q / math.sqrt(width), k, v, a)
 
 
 def dijiang(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
-    q, k, v = heads(linear(weights, "qkv", x), layer)
-    width = q.shape[-1]
+    q, k, v = heads(qkv(weights, x), layer)
+    width, heads_num = q.shape[-1], layer.config.num_attention_heads
     n = torch.arange(width, dtype=torch.float64)
     basis = torch.cos(math.pi / width * n.unsqueeze(1) * (n + 0.5)) * math.sqrt(2 / width)
     basis[0] = math.sqrt(1 / width)
-    phi_q, phi_k = (
-        torch.softmax(weights["frequency_weight"] * (t @ basis.T), dim=-1) for t in (q, k)
-    )
-    num, state = decayed(phi_q, phi_k, v, retention_decay(layer).unsqueeze(1).expand(-1, width))
-    centred = num - num.mean(-1, keepdim=True)
-    return gated_output(layer, weights, rms_normed(layer, centred), x), state
+    decay = retention_decay(layer)
+    if option(layer, "published", default=False):
+        q, k, basis = rotary(q), rotary(k), basis.T
+        share = torch.arange(heads_num, dtype=torch.float64) / max(1, heads_num - 1)
+        decay = 1 - 32.0 ** -(1 - share) * 512.0**-share
+    weight = weights.get("frequency_draw", weights.get("frequency_weight"))
+    phi_q, phi_k = (torch.softmax(weight * (t @ basis.T), dim=-1) for t in (q, k))
+    num, state = decayed(phi_q, phi_k, v, decay.unsqueeze(1).expand(-1, width))
+    return num - num.mean(-1, keepdim=True), state
 
 
 def retention_decay(layer: Attention) -> Tensor:
@@ -66,7 +66,7 @@ def decayed(q: Tensor, k: Tensor, v: Tensor, a: Tensor) -> tuple[Tensor, State]:
 
 def normed(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
     kind, width = option(layer, "map", "product"), option(layer, "key_dim", 0)
-    q, k, v = heads(linear(weights, "qkv", x), layer, width)
+    q, k, v = heads(qkv(weights, x), layer, width)
     if kind == "product":
         (q, other_q), (k, other_k) = (
             linear(weights, f"{name}_map.both", t).chunk(2, -1) for name, t in (("q", q), ("k", k))
@@ -75,20 +75,18 @@ def normed(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State
     elif kind != "identity":
         q, k = (F.elu(t) + 1 if kind == "elu" else t.relu() for t in (q, k))
     scores = torch.einsum("bihk,bjhk->bhij", q, k).tril() / math.sqrt(q.shape[-1])
-    o = rms_normed(layer, torch.einsum("bhij,bjhv->bihv", scores, v)) * weights["norm_weight"]
-    return linear(weights, "out", o.flatten(2)), {"S": torch.einsum("bjhk,bjhv->bhkv", k, v)}
+    o = torch.einsum("bhij,bjhv->bihv", scores, v)
+    return o, {"S": torch.einsum("bjhk,bjhv->bhkv", k, v)}
 
 
 def gated(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
-    qkv, state = convolved(weights, linear(weights, "qkv", x), option(layer, "conv_size", 4))
-    q, k, v = heads(qkv, layer, option(layer, "key_dim", 0))
+    q, k, v = heads(qkv(weights, x), layer, option(layer, "key_dim", 0))
     logit = linear(weights, "decay_up", linear(weights, "decay_down", x))
     b = (F.logsigmoid(logit) / 16).clamp_min(-5.0).unflatten(-1, k.shape[2:]).cumsum(1)
     decay = torch.exp((b.unsqueeze(2) - b.unsqueeze(1)).clamp_max(0.0))  # [B, i, j, H, K]
     scores = torch.einsum("bihk,bjhk,bijhk->bhij", q, k, decay).tril() / math.sqrt(q.shape[-1])
     num = torch.einsum("bhij,bjhv->bihv", scores, v)
-    state["S"] = torch.einsum("bjhk,bjhk,bjhv->bhkv", k, decay[:, -1], v)
-    return gated_output(layer, weights, rms_normed(layer, num), x), state
+    return num, {"S": torch.einsum("bjhk,bjhk,bjhv->bhkv", k, decay[:, -1], v)}
 
 
 def delta(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
@@ -97,8 +95,7 @@ def delta(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]
     What token i writes along with its key, u_i = beta_i (v_i - a_i S_{i-1}^T k_i), depends on
     the u_j before it: a triangular system. S_i is the decayed sum of k_j u_j^T.
     """
-    qkv, state = convolved(weights, linear(weights, "qkv", x), option(layer, "conv_size", 4))
-    q, k, v = heads(qkv, layer, option(layer, "key_dim", 0))
+    q, k, v = heads(qkv(weights, x), layer, option(layer, "key_dim", 0))
     q, k = (t / (t.square().sum(-1, keepdim=True) + 1e-6).sqrt() for t in (q, k))
     beta = torch.sigmoid(linear(weights, "beta", x)).transpose(1, 2).unsqueeze(-1)  # [B, H, T, 1]
     beta = beta * (2 if option(layer, "negative_eigenvalues", False) else 1)
@@ -113,5 +110,4 @@ def delta(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]
     u = torch.linalg.solve(identity + beta * read.tril(-1), beta * v.transpose(1, 2))
     scores = (torch.einsum("bihk,bjhk->bhij", q, k) * decay).tril() / math.sqrt(q.shape[-1])
     num = (scores @ u).transpose(1, 2)
-    state["S"] = torch.einsum("bjhk,bhj,bhjv->bhkv", k, decay[:, :, -1], u)
-    return gated_output(layer, weights, rms_normed(layer, num), x), state
+    return num, {"S": torch.einsum("bjhk,bhj,bhjv->bhkv", k, decay[:, :, -1], u)}

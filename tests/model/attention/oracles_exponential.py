@@ -16,7 +16,6 @@ from tests.model.attention.projections import (
     Weights,
     distance,
     future,
-    linear,
     option,
     projected,
     scaled,
@@ -31,13 +30,13 @@ def performer(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, St
         log_k = project(k, w) - half_square(k)
     else:
         log_k = torch.log_softmax(-half_distances(k, w), dim=-1)
-    return from_features(weights, log_q, log_k, v)
+    return from_features(log_q, log_k, v)
 
 
 def rbf(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
     q, k, v = scaled(layer, weights, x)
     w = weights["projection"]
-    return from_features(weights, project(q, w), project(k, w) - 2 * half_square(k), v)
+    return from_features(project(q, w), project(k, w) - 2 * half_square(k), v)
 
 
 def soft_vq(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
@@ -45,7 +44,7 @@ def soft_vq(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, Stat
     codebook, beta = weights["codebook"], option(layer, "beta", 1.0)
     log_prior = torch.log_softmax(weights["log_prior"], dim=-1)
     log_k = torch.log_softmax(log_prior - beta * half_distances(k, codebook), dim=-1)
-    return from_features(weights, project(q, codebook), log_k, v)
+    return from_features(project(q, codebook), log_k, v)
 
 
 def efficient(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
@@ -54,7 +53,7 @@ def efficient(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, St
     log_p = k.permute(0, 2, 3, 1).unsqueeze(3).expand(-1, -1, -1, x.shape[1], -1)  # b h f i j
     p = torch.softmax(log_p.masked_fill(future(x.shape[1]), -math.inf), dim=-1)
     o = torch.einsum("bihf,bhfij,bjhv->bihv", q.softmax(-1), p, v)
-    return linear(weights, "out", o.flatten(2)), feature_sums(k, v)
+    return o, feature_sums(k, v)
 
 
 def window_linear(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
@@ -68,7 +67,7 @@ def window_linear(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor
     o = attend(torch.where(distance(length) < window, near, far), v)
     left = max(length - window, 0)
     state = {"k": last(k, window), "v": last(v, window)}
-    return linear(weights, "out", o.flatten(2)), state | feature_sums(log_k[:, :left], v[:, :left])
+    return o, state | feature_sums(log_k[:, :left], v[:, :left])
 
 
 def vq(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
@@ -90,14 +89,12 @@ def vq(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
         "count": chosen[:, :left].sum(1),
         "sum": torch.einsum("bjhc,bjhv->bhcv", chosen[:, :left].to(v.dtype), v[:, :left]),
     }
-    return linear(weights, "out", o.flatten(2)), state
+    return o, state
 
 
-def from_features(
-    weights: Weights, log_q: Tensor, log_k: Tensor, v: Tensor
-) -> tuple[Tensor, State]:
+def from_features(log_q: Tensor, log_k: Tensor, v: Tensor) -> tuple[Tensor, State]:
     o = attend(mixed(log_q, log_k), v)
-    return linear(weights, "out", o.flatten(2)), feature_sums(log_k, v)
+    return o, feature_sums(log_k, v)
 
 
 def mixed(log_q: Tensor, log_k: Tensor) -> Tensor:

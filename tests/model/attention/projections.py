@@ -28,17 +28,17 @@ def linear(weights: Weights, name: str, x: Tensor) -> Tensor:
     return y + weights[f"{name}.bias"] if f"{name}.bias" in weights else y
 
 
-def heads(qkv: Tensor, layer: Attention, key_dim: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def heads(projection: Tensor, layer: Attention, key_dim: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """q, k [B, T, H, key_dim] and v [B, T, H, V]; ``key_dim`` 0 is V."""
     num, dim = layer.config.num_attention_heads, layer.config.head_dim
     width = num * (key_dim or dim)
-    q, k, v = qkv.split([width, width, num * dim], dim=-1)
+    q, k, v = projection.split([width, width, num * dim], dim=-1)
     return q.unflatten(-1, (num, -1)), k.unflatten(-1, (num, -1)), v.unflatten(-1, (num, -1))
 
 
 def projected(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v, of which q and k are rotated where the option ``rotary`` is "before"."""
-    q, k, v = heads(linear(weights, "qkv", x), layer)
+    q, k, v = heads(qkv(weights, x), layer)
     default = "before" if layer.config.attention in ("window_linear", "softmax") else "none"
     if option(layer, "rotary", default) == "before":
         q, k = rotated(layer, q, k)
@@ -56,29 +56,46 @@ def scaled(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, Tenso
     return q * q.shape[-1] ** -0.25, k * k.shape[-1] ** -0.25, v
 
 
-def gated_output(layer: Attention, weights: Weights, o: Tensor, x: Tensor) -> Tensor:
-    """The output of the mechanisms with a norm and a gate; ``o`` [B, T, H, V] is normed."""
-    o = (o * weights["norm_weight"]).flatten(2)
-    if "gate.weight" not in weights:
-        return linear(weights, "out", o)
-    gate = linear(weights, "gate", x)
-    return linear(weights, "out", o * gate * torch.sigmoid(gate))
+def with_parts(core: Oracle) -> Oracle:
+    """A core's oracle with norm, gate, output matrix and the convolution's state."""
+
+    def oracle(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
+        o, state = core(layer, weights, x)
+        if "norm_weight" in weights:
+            o = rms_normed(layer, o) * weights["norm_weight"]
+        o = o.flatten(2)
+        if "gate.weight" in weights:
+            gate = linear(weights, "gate", x)
+            o = o * gate * torch.sigmoid(gate)
+        return linear(weights, "out", o), state | convolution_state(weights, x)
+
+    return oracle
 
 
 def rms_normed(layer: Attention, o: Tensor) -> Tensor:
     return o / (o.square().mean(-1, keepdim=True) + layer.config.rms_norm_eps).sqrt()
 
 
-def convolved(weights: Weights, x: Tensor, size: int) -> tuple[Tensor, State]:
-    """The causal depthwise convolution and a silu over [B, T, C]; none where ``size`` is 0."""
-    if not size:
-        return x, {}
-    length = x.shape[1]
+def qkv(weights: Weights, x: Tensor) -> Tensor:
+    """q, k and v in one, after the causal depthwise convolution and a silu, if there is one."""
+    x = linear(weights, "qkv", x)
+    if "conv_weight" not in weights:
+        return x
+    size, length = weights["conv_weight"].shape[1], x.shape[1]
     padded = F.pad(x, (0, 0, size - 1, 0))
     y = torch.zeros_like(x)
     for i in range(size):
         y = y + padded[:, i : i + length] * weights["conv_weight"][:, i]
-    return y * torch.sigmoid(y), {"conv": padded[:, length:]}
+    return y * torch.sigmoid(y)
+
+
+def convolution_state(weights: Weights, x: Tensor) -> State:
+    """The last inputs of the convolution, zeros before the first token."""
+    if "conv_weight" not in weights:
+        return {}
+    kept = weights["conv_weight"].shape[1] - 1
+    padded = F.pad(linear(weights, "qkv", x), (0, 0, kept, 0))
+    return {"conv": padded[:, padded.shape[1] - kept :]}
 
 
 def rotary(x: Tensor, base: float = 10_000.0) -> Tensor:

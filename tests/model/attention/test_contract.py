@@ -53,6 +53,15 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
     "vq": [{"window": 1}, {"window": 7, "codewords": 5}],
     "window_linear": [{"window": 1}, {"window": 7, "features": 5}, {"rotary": "none"}],
 }
+#: What every mechanism may have around it, in one case with all of them.
+PARTS: dict[str, object] = {"conv_size": 3, "gate": True, "norm": True}
+for _name in MECHANISMS:
+    _parts = {part: value for part, value in PARTS.items() if part in spec_of(_name).options}
+    VARIANTS[_name] = [*VARIANTS.get(_name, []), _parts]
+VARIANTS["softmax"] += [{"norm": True}, {"gate": True}, {"conv_size": 2}]
+VARIANTS["elu"] += [{"norm": True, "rotary": "after"}, {"gate": True}, {"conv_size": 2}]
+VARIANTS["retnet"] += [{"gate": False}]
+VARIANTS["dijiang"] += [{"gate": False}, {"published": True}]
 Case = tuple[str, dict[str, object]]
 DEFAULTS: list[Case] = [(name, {}) for name in MECHANISMS]
 CASES: list[Case] = [(name, o) for name in MECHANISMS for o in ({}, *VARIANTS.get(name, []))]
@@ -188,7 +197,7 @@ def test_gradients_equal_definition(layer: Attention, form: str) -> None:
         found, expected = parameter.grad, weights64[name].grad
         assert found is not None, name
         assert expected is not None, name
-        if keys_apart and name == "qkv.weight":
+        if keys_apart and name in ("qkv.weight", "conv_weight"):
             q_and_v = [0, 2]
             found, expected = (t.unflatten(0, (3, -1))[q_and_v] for t in (found, expected))
         assert_close(found, expected, GRADIENT_TOLERANCE)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from model.attention import MECHANISMS, REFUSED, spec_of
+from model.attention import MECHANISMS, NOT_BUILT, REFUSED, spec_of
 from model.config import ConfigError, ModelConfig
 
 
@@ -11,6 +11,13 @@ def test_what_cannot_have_a_constant_state_is_refused_with_its_reason(name: str)
     with pytest.raises(ConfigError, match=f"'{name}' cannot be autoregressive") as refused:
         ModelConfig(vocab_size=10, attention=name)
     assert REFUSED[name] in str(refused.value)
+
+
+@pytest.mark.parametrize("name", NOT_BUILT)
+def test_what_is_not_built_is_refused_with_its_reason(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{name}' is not built") as refused:
+        ModelConfig(vocab_size=10, attention=name)
+    assert NOT_BUILT[name] in str(refused.value)
 
 
 def test_unknown_name_is_refused_with_the_known_ones() -> None:
@@ -46,6 +53,7 @@ def test_a_whole_number_is_a_number() -> None:
     [
         ("cosformer", {"horizon": 31}, "horizon must be even, not 31"),
         ("gated", {"conv_size": 1}, "conv_size must be 0 or at least 2"),
+        ("softmax", {"conv_size": 1}, "conv_size must be 0 or at least 2"),
         ("vq", {"window": 0}, "window must be in 1..65536, not 0"),
         ("soft_vq", {"beta": -0.5}, "beta must be in 0.0"),
         ("performer", {"map": "trig"}, "map must be 'favor' or 'simplified', not 'trig'"),

@@ -215,6 +215,20 @@ def test_name_of_the_field_trains_our_delta(corpus: Path, tmp_path: Path) -> Non
     assert (config.attention, config.attention_options) == ("delta", {"key_dim": 4})
 
 
+def test_softmax_and_elu_train_with_convolution_norm_and_gate(corpus: Path, tmp_path: Path) -> None:
+    sizes = "--hidden-size 16 --heads 2 --head-dim 8 --intermediate-size 16"
+    parts = {"conv_size": 3, "gate": True, "norm": True}
+    for name in ("softmax", "elu"):
+        out = tmp_path / name
+        options = ["--attention", name, "--attention-options", json.dumps(parts), "--out", out]
+        everstream("train", "--data", corpus, *RUN.split(), *sizes.split(), *options)
+        checkpoint = load_checkpoint(out / "model")
+        assert checkpoint.config.attention_options == parts
+        names = dict(checkpoint.model.named_parameters())
+        for part in ("conv_weight", "gate.weight", "norm_weight"):
+            assert names[f"blocks.0.attention.{part}"].isfinite().all()
+
+
 def write_vocabulary(path: Path) -> Path:
     """RWKV's: the bytes and two words, with ids up to 258."""
     tokens = [bytes([byte]) for byte in range(256)] + [b"the ", b" fox"]

@@ -44,14 +44,35 @@ struct Head {
     }
 };
 
-// q, k and v of the head into its buffers, rotated if that comes first, q and k times `by`.
+// q, k and v after the convolution and a silu (model/attention/heads.py).
+inline void convolve_heads(const Head& x, const Token& t) {
+    const BlockModel& m = x.m;
+    float* ring = (float*)(x.state + x.l.state.conv);
+    const auto part = [&](int at, int n, float* out) {
+        convolve_silu(x.l.conv + at, ring + at, t.in + at, m.conv_size, size_t(m.qkv()), n, out);
+    };
+    part(x.h * m.key, m.key, x.s.q);
+    part((m.num_heads + x.h) * m.key, m.key, x.s.k);
+    part(2 * m.num_heads * m.key + x.h * m.value, m.value, x.s.v);
+}
+
+// q, k and v of the head into its buffers, convolved where the model has a convolution, rotated if
+// that comes before the features, q and k times `by`.
 inline void load_heads(const Head& x, const Token& t, float by) {
     const BlockModel& m = x.m;
     const float* in = t.in;
-    const auto times = [by](F a) { return a * F::set(by); };
-    map(x.s.q, in + x.h * m.key, m.key, times);
-    map(x.s.k, in + (m.num_heads + x.h) * m.key, m.key, times);
-    std::memcpy(x.s.v, in + 2 * m.num_heads * m.key + x.h * m.value, size_t(m.value) * 4);
+    if (m.conv_size) {
+        convolve_heads(x, t);
+        if (by != 1.0f) {
+            scale(x.s.q, by, m.key);
+            scale(x.s.k, by, m.key);
+        }
+    } else {
+        const auto times = [by](F a) { return a * F::set(by); };
+        map(x.s.q, in + x.h * m.key, m.key, times);
+        map(x.s.k, in + (m.num_heads + x.h) * m.key, m.key, times);
+        std::memcpy(x.s.v, in + 2 * m.num_heads * m.key + x.h * m.value, size_t(m.value) * 4);
+    }
     if (m.rotary == Rotary::before) {
         rotate(x.s.q, t.cos, t.sin, m.key / 2);
         rotate(x.s.k, t.cos, t.sin, m.key / 2);
@@ -358,15 +379,7 @@ inline void cosformer_token(const Head& x, const Token& t, float* o) {
     divide(o, std::fmax(den, EPSILON), V);
 }
 
-// A norm instead of a denominator.
-
-// o = norm(o) * weight * silu(gate) (GatedOutputAttention in model/attention/heads.py).
-inline void gated_output(const Head& x, const Token& t, float* o) {
-    const BlockModel& m = x.m;
-    if (m.mechanism == Mechanism::dijiang) center(o, m.value);
-    if (!m.gated) return rms_norm(o, x.l.norm_weight, m.eps, m.value);
-    gated_norm(o, x.l.norm_weight, t.in + m.qkv() + x.h * m.value, m.eps, m.value);
-}
+// A norm instead of a denominator; see `head_output`.
 
 inline float root(int n) { return float(1.0 / std::sqrt(double(n))); }
 
@@ -392,7 +405,6 @@ inline void normed_token(const Head& x, const Token& t, float* o) {
     scale(x.s.q, root(K), K);
     double* S = x.at<double>(x.l.state.S, size_t(K) * m.value);
     update_read<Double>(S, K, m.value, x.s.q, x.s.k, x.s.v, nullptr, o);
-    rms_norm(o, x.l.norm_weight, m.eps, m.value);
 }
 
 inline void retnet_token(const Head& x, const Token& t, float* o) {
@@ -401,7 +413,6 @@ inline void retnet_token(const Head& x, const Token& t, float* o) {
     scale(x.s.q, root(m.key), m.key);
     float* S = x.at<float>(x.l.state.S, size_t(m.key) * m.value);
     update_read<Single>(S, m.key, m.value, x.s.q, x.s.k, x.s.v, x.l.decay + x.h * m.key, o);
-    gated_output(x, t, o);
 }
 
 inline void dijiang_token(const Head& x, const Token& t, float* o) {
@@ -415,32 +426,12 @@ inline void dijiang_token(const Head& x, const Token& t, float* o) {
     softmax(x.s.b, K);
     float* S = x.at<float>(x.l.state.S, size_t(K) * m.value);
     update_read<Single>(S, K, m.value, x.s.a, x.s.b, x.s.v, x.l.decay + x.h * K, o);
-    gated_output(x, t, o);
-}
-
-// q, k and v after the convolution and a silu (model/attention/convolved.py).
-inline void convolve_heads(const Head& x, const Token& t) {
-    const BlockModel& m = x.m;
-    float* ring = (float*)(x.state + x.l.state.conv);
-    const auto part = [&](int at, int n, float* out) {
-        convolve_silu(x.l.conv + at, ring + at, t.in + at, m.conv_size, size_t(m.qkv()), n, out);
-    };
-    part(x.h * m.key, m.key, x.s.q);
-    part((m.num_heads + x.h) * m.key, m.key, x.s.k);
-    part(2 * m.num_heads * m.key + x.h * m.value, m.value, x.s.v);
-}
-
-inline void convolved_heads(const Head& x, const Token& t) {
-    if (x.m.conv_size)
-        convolve_heads(x, t);
-    else
-        load_heads(x, t, 1.0f);
 }
 
 inline void gated_token(const Head& x, const Token& t, float* o) {
     const BlockModel& m = x.m;
     const int K = m.key;
-    convolved_heads(x, t);
+    load_heads(x, t, 1.0f);
     scale(x.s.q, root(K), K);
     project(
         x.s.a, t.extra, x.l.decay_up + size_t(x.h) * m.rank * K, x.l.decay_bias + x.h * K, m.rank, K);
@@ -448,13 +439,12 @@ inline void gated_token(const Head& x, const Token& t, float* o) {
     map(x.s.a, x.s.a, K, [&](F a) { return expm1(max(low, log_sigmoid(a) / temperature)); });
     float* S = x.at<float>(x.l.state.S, size_t(K) * m.value);
     update_read<Single>(S, K, m.value, x.s.q, x.s.k, x.s.v, x.s.a, o);
-    gated_output(x, t, o);
 }
 
 inline void delta_token(const Head& x, const Token& t, float* o) {
     const BlockModel& m = x.m;
     const int K = m.key, V = m.value;
-    convolved_heads(x, t);
+    load_heads(x, t, 1.0f);
     scale(x.s.q, inverse_length(x.s.q, K) * root(K), K);
     scale(x.s.k, inverse_length(x.s.k, K), K);
     const float beta = m.max_beta / (1.0f + std::exp(-t.extra[x.h]));
@@ -468,10 +458,9 @@ inline void delta_token(const Head& x, const Token& t, float* o) {
     const F b = F::set(beta);
     map(x.s.v, x.s.v, x.s.a, V, [b](F v, F old) { return b * (v - old); });
     update_read<Single>(S, K, V, x.s.q, x.s.k, x.s.v, nullptr, o);
-    gated_output(x, t, o);
 }
 
-inline void attend(const Head& x, const Token& t, float* o) {
+inline void mix(const Head& x, const Token& t, float* o) {
     switch (x.m.mechanism) {
         case Mechanism::elu:
         case Mechanism::relu:
@@ -491,6 +480,23 @@ inline void attend(const Head& x, const Token& t, float* o) {
         case Mechanism::gated: return gated_token(x, t, o);
         case Mechanism::delta: return delta_token(x, t, o);
     }
+}
+
+// The norm of a head and the gate, where there are (`_merge` in model/attention/heads.py).
+inline void head_output(const Head& x, const Token& t, float* o) {
+    const BlockModel& m = x.m;
+    const float* gate = t.in + m.qkv() + x.h * m.value;
+    if (x.l.norm_weight) {
+        if (m.mechanism == Mechanism::dijiang) center(o, m.value);
+        if (m.gated) return gated_norm(o, x.l.norm_weight, gate, m.eps, m.value);
+        return rms_norm(o, x.l.norm_weight, m.eps, m.value);
+    }
+    if (m.gated) map(o, o, gate, m.value, [](F a, F g) { return a * silu(g); });
+}
+
+inline void attend(const Head& x, const Token& t, float* o) {
+    mix(x, t, o);
+    head_output(x, t, o);
 }
 
 }  // namespace EVERSTREAM_LEVEL

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from model.attention.base import Attention
-from model.native.runtime import levels
+from model.native.runtime import NativeError, levels
 from tests.model.attention import test_contract as contract
 from tests.model.attention.test_contract import (
     CONSTANT,
@@ -33,7 +33,10 @@ from tests.model.attention.test_contract import (
 from tests.model.ops.cpu.native_attention import NativeAttention
 from tests.model.representatives import chosen
 
-DEFAULTS = [case for case in CONSTANT if not case[1]]
+#: What the runtime has no kernels for.
+WITHOUT_KERNELS: list[Case] = [("dijiang", {"published": True})]
+COVERED = [case for case in CONSTANT if case not in WITHOUT_KERNELS]
+DEFAULTS = [case for case in COVERED if not case[1]]
 #: Shapes that are no multiple of a vector, or of several; one head, and three.
 SHAPES: list[dict[str, object]] = [
     {"head_dim": 2, "num_attention_heads": 1},
@@ -62,12 +65,12 @@ MORE: list[Case] = [
 ]
 
 
-@pytest.fixture(params=CONSTANT, ids=case_id)
+@pytest.fixture(params=COVERED, ids=case_id)
 def layer(request: pytest.FixtureRequest) -> NativeAttention:
     return NativeAttention(make_layer(*request.param))
 
 
-@at_lengths(CONSTANT)
+@at_lengths(COVERED)
 @pytest.mark.parametrize(
     "check", [contract.test_one_chunk_equals_definition, contract.test_steps_equal_definition]
 )
@@ -102,7 +105,7 @@ def test_the_rest_of_the_contract_holds(
 
 
 @pytest.mark.slow
-@layers_with("extreme", EXTREMES, CONSTANT)
+@layers_with("extreme", EXTREMES, COVERED)
 def test_extreme_inputs_stay_finite(layer: Attention, extreme: tuple[float, int]) -> None:
     y, state = run(layer, with_extreme(*extreme), [65, 5])
     for tensor in (y, *state.values()):
@@ -159,3 +162,10 @@ def assert_equals_definition(layer: Attention) -> None:
     assert_close(y, wanted)
     assert_states_close(state, wanted_state)
     assert_close(steps(layer, x[:, :3])[0], wanted[:, :3])
+
+
+@pytest.mark.parametrize("case", WITHOUT_KERNELS, ids=case_id)
+def test_option_without_kernels_is_refused(case: Case) -> None:
+    layer = NativeAttention(make_layer(*case))
+    with pytest.raises(NativeError, match=f"no kernels for {case[0]}"):
+        steps(layer, inputs(3))
