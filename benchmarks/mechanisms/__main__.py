@@ -1,8 +1,9 @@
-"""The command: ``python -m benchmarks.mechanisms train|recall|speed|report``.
+"""The command: ``python -m benchmarks.mechanisms train|recall|speed|report|ablation``.
 
 All three kinds of runs leave one JSON file each in ``--runs``. ``train`` and ``recall`` skip
 what is there, so that the same command continues after an interruption. ``speed`` measures all its
-mechanisms together, and replaces earlier figures of theirs.
+mechanisms together, and replaces earlier figures of theirs. ``ablation`` runs the plan of
+`benchmarks.mechanisms.plan`, with one file for each finished run in ``--results``.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from pathlib import Path
 import torch
 
 from benchmarks.machine import machine
-from benchmarks.mechanisms import language, recall, speed
+from benchmarks.mechanisms import language, plan, recall, speed
+from benchmarks.mechanisms.ablation import listed, run_jobs
 from benchmarks.mechanisms.folder import Folder, RunError, origin, read_results
 from benchmarks.mechanisms.gather import competitors, plot
 from benchmarks.mechanisms.specs import SIZES, Spec, all_specs
-from benchmarks.report import write_result
+from benchmarks.report import RESULTS, write_result
 from model.config import ConfigError
 from model.memory import keep_freed_memory
 
@@ -67,6 +69,18 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     reports = _command(commands, "report", "write one file of results, and plots, of all runs")
     reports.add_argument("--output", type=Path, help="file to write all results to")
     reports.add_argument("--plot", type=Path, help="folder for the two plots")
+
+    ablation = _command(commands, "ablation", "run what the ablation lacks, most telling first")
+    _texts(ablation)
+    ablation.add_argument("--valid", type=Path, required=True)
+    ablation.add_argument("--out-of-domain", type=Path, required=True)
+    ablation.add_argument(
+        "--results", type=Path, default=RESULTS / "ablation", help="folder of the finished runs"
+    )
+    ablation.add_argument(
+        "--questions", nargs="+", choices=plan.QUESTIONS, default=list(plan.QUESTIONS)
+    )
+    ablation.add_argument("--list", action="store_true", help="show the runs, and run none")
     return parser.parse_args(words)
 
 
@@ -103,6 +117,9 @@ def main() -> None:
         if options.command == "report":
             run_report(folder, options)
             return
+        if options.command == "ablation":
+            run_ablation(folder, options)
+            return
         specs = [Spec.parse(text) for text in options.mechanisms] or all_specs()
         commands = {"train": run_train, "recall": run_recall, "speed": run_speed}
         commands[options.command](folder, specs, options)
@@ -128,10 +145,9 @@ def run_train(folder: Folder, specs: list[Spec], options: argparse.Namespace) ->
     for seed in options.seeds:
         for size in options.sizes:
             for spec in specs:
-                folder.run_once(
-                    f"{size}-{spec.slug}-{seed}",
-                    partial(language.run, folder, size, spec, seed, recipe),
-                )
+                name = f"{size}-{spec.slug}-{seed}"
+                run = partial(language.run, folder, name, size, spec, seed, recipe)
+                folder.run_once(name, run)
 
 
 def run_recall(folder: Folder, specs: list[Spec], options: argparse.Namespace) -> None:
@@ -152,6 +168,20 @@ def run_speed(folder: Folder, specs: list[Spec], options: argparse.Namespace) ->
     for size in options.sizes:
         for spec, figures in speed.measure(folder, size, specs, recipe, wanted).items():
             folder.write(f"speed-{size}-{spec.slug}", {**origin(on), **figures})
+
+
+def run_ablation(folder: Folder, options: argparse.Namespace) -> None:
+    """What has no result yet. Raises `RunError` where a run has failed."""
+    folder = Folder(folder.path, options.results)
+    recipe = language.Recipe(
+        tuple(options.data), options.valid, options.out_of_domain, precision="float32"
+    )
+    jobs = [job for job in plan.jobs(folder, recipe) if job.question in options.questions]
+    if options.list:
+        print(listed(folder, jobs))
+        return
+    if failed := run_jobs(folder, jobs):
+        raise RunError(f"no result of {', '.join(failed)}")
 
 
 def run_report(folder: Folder, options: argparse.Namespace) -> None:

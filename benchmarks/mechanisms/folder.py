@@ -1,7 +1,7 @@
 """The folder of a comparison: one JSON file per finished run, and what all runs share.
 
 RUNS/tokenizer.json, RUNS/cache/      made once
-RUNS/<size>-<mechanism>-<seed>.json   a finished run
+RUNS/<size>-<mechanism>-<seed>.json   a finished run, or in a folder of its own
 RUNS/work/<...>/                      what an interrupted run continues from, then its model
 """
 
@@ -36,6 +36,8 @@ class Folder:
     """Where the runs of one comparison are kept."""
 
     path: Path
+    #: Where finished runs are written, if not to ``path``.
+    results: Path | None = None
 
     @property
     def cache(self) -> Path:
@@ -45,7 +47,7 @@ class Folder:
         return self.path / "work" / name
 
     def result(self, name: str) -> Path:
-        return self.path / f"{name}.json"
+        return (self.results or self.path) / f"{name}.json"
 
     def prepare(self, data: list[Path], vocab_size: int = VOCAB_SIZE) -> Tokenizer:
         """The tokenizer, learnt from ``data`` where there is none, and its tokens in the cache.
@@ -87,15 +89,17 @@ class Folder:
 
     def write(self, name: str, figures: Figures) -> None:
         """Replaces a result in one piece."""
-        partial = self.path / f"{name}.partial"
+        self.result(name).parent.mkdir(parents=True, exist_ok=True)
+        partial = self.result(name).with_suffix(".partial")
         partial.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
         partial.replace(self.result(name))
 
 
 def origin(on: Figures) -> Figures:
-    """Where figures come from: command line, machine, versions, date."""
+    """Where figures come from: command line, files by their names, machine, versions, date."""
+    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
     return {
-        "command": " ".join(["python -m benchmarks.mechanisms", *sys.argv[1:]]),
+        "command": " ".join(["python -m benchmarks.mechanisms", *words]),
         "machine": {**on, "threads": torch.get_num_threads()},
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }

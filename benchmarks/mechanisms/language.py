@@ -16,8 +16,8 @@ from benchmarks.mechanisms.folder import Folder, RunError
 from benchmarks.mechanisms.quality import read_documents, score
 from benchmarks.mechanisms.specs import SIZES, Spec, state_bytes
 from benchmarks.report import Figures
+from model.architectures.config import Config
 from model.checkpoint import load_checkpoint
-from model.config import ModelConfig
 from model.state import kv_cache_bytes_per_token
 from model.training.config import TrainConfig, TrainingError
 from model.training.data import Source
@@ -25,6 +25,8 @@ from model.training.loop import train
 
 #: Steps whose mean loss is reported as the training loss.
 LAST_STEPS = 50
+#: The log has seconds to this.
+LOGGED_S = 0.1
 #: More than any run has, so that nothing but the last step evaluates or samples.
 NEVER = 10**9
 
@@ -42,21 +44,25 @@ class Recipe:
     warmup_steps: int = 40
     optimizer: str = "muon"
     learning_rate: float = 6e-3
-    reset_probability: float = 0.1
     device: str = "cpu"
     precision: str = "auto"
     eval_bytes: int = 200_000
 
+    @property
+    def num_tokens(self) -> int:
+        """What a run reads."""
+        return self.num_steps * self.batch_size * self.window
 
-def run(folder: Folder, size: str, spec: Spec, seed: int, recipe: Recipe) -> Figures:
-    """Trains, or continues with, one model and scores it; returns the figures of its file.
+
+def run(folder: Folder, name: str, size: str, spec: Spec, seed: int, recipe: Recipe) -> Figures:
+    """Trains, or continues with, the run ``name`` and scores it; returns the figures of its file.
 
     Raises `RunError` where the loss is not finite, and `KeyboardInterrupt` where a
     signal ended the training early: the next call continues.
     """
     tokenizer = folder.prepare(list(recipe.data))
     config = spec.config(SIZES[size], tokenizer.vocab_size, tokenizer.eos_token_id)
-    work = folder.work(f"{size}-{spec.slug}-{seed}")
+    work = folder.work(name)
     folder.share_cache(work)
     train_config = training(recipe, work, seed)
     try:
@@ -134,7 +140,7 @@ def native_bfloat16(device: str) -> bool:
     return device == "cuda" or torch.cpu._is_avx512_bf16_supported()
 
 
-def session_bytes(config: ModelConfig) -> Figures:
+def session_bytes(config: Config) -> Figures:
     """What a session keeps: constant, or so much per token in 16 bits, as servers cache."""
     constant = state_bytes(config)
     if constant is not None:
@@ -149,7 +155,7 @@ def training_figures(rows: list[dict[str, str]], recipe: Recipe) -> Figures:
     return {
         "num_tokens": num_tokens,
         "seconds": seconds,
-        "tokens_per_s": round(num_tokens / seconds),
+        "tokens_per_s": round(num_tokens / max(seconds, LOGGED_S)),
         "last_loss": round(statistics.fmean(losses[-LAST_STEPS:]), 4),
         "losses": [
             round(statistics.fmean(losses[start : start + 10]), 4)

@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.attention import spec_of
-from model.lm import LanguageModel
+from model.architectures.network import Network
 from model.tokenizer import Tokenizer
 from model.training.data import documents
 
@@ -64,11 +63,11 @@ def read_documents(path: Path, tokenizer: Tokenizer, max_bytes: int) -> list[Doc
 
 @torch.no_grad()
 def score(
-    model: LanguageModel, eos_token_id: int, texts: list[Document], autocast: Autocast
+    model: Network, eos_token_id: int, texts: list[Document], autocast: Autocast
 ) -> dict[str, Any]:
     """The figures of one text, for JSON. ``model`` is left in evaluation mode."""
     model.eval()
-    constant = spec_of(model.config.attention).constant_state
+    constant = model.config.constant_state
     long = streamed if constant else sliding
     runs: dict[str, Nats] = {
         "windows": _concat(texts, lambda t: in_pieces(model, eos_token_id, t, WINDOW, autocast)),
@@ -133,7 +132,7 @@ def nats_per_window(nats: Nats, position: NDArray[np.int64]) -> list[float]:
 
 
 def in_pieces(
-    model: LanguageModel, eos_token_id: int, text: Document, length: int, autocast: Autocast
+    model: Network, eos_token_id: int, text: Document, length: int, autocast: Autocast
 ) -> Nats:
     """Nats of each token; every ``length`` of them start from the empty state."""
     inputs, targets = _inputs(model, eos_token_id, text)
@@ -148,14 +147,14 @@ def in_pieces(
     return torch.cat(parts)[: len(targets)].double().cpu().numpy()
 
 
-def streamed(model: LanguageModel, eos_token_id: int, text: Document, autocast: Autocast) -> Nats:
+def streamed(model: Network, eos_token_id: int, text: Document, autocast: Autocast) -> Nats:
     """Nats of each token with the state carried through the document."""
     inputs, targets = _inputs(model, eos_token_id, text)
     parts = _carried(model, inputs.unsqueeze(0), targets.unsqueeze(0), autocast)
     return torch.cat(list(parts), dim=1)[0].double().cpu().numpy()
 
 
-def sliding(model: LanguageModel, eos_token_id: int, text: Document, autocast: Autocast) -> Nats:
+def sliding(model: Network, eos_token_id: int, text: Document, autocast: Autocast) -> Nats:
     """Nats of each token in windows that overlap by half; the first half of a text counts too."""
     inputs, targets = _inputs(model, eos_token_id, text)
     half, parts = WINDOW // 2, []
@@ -168,7 +167,7 @@ def sliding(model: LanguageModel, eos_token_id: int, text: Document, autocast: A
 
 
 def _carried(
-    model: LanguageModel, inputs: Tensor, targets: Tensor, autocast: Autocast
+    model: Network, inputs: Tensor, targets: Tensor, autocast: Autocast
 ) -> Iterator[Tensor]:
     """Nats [B, <= WINDOW] of [B, T] tokens, the state carried from one window to the next."""
     if inputs.shape[1] <= WINDOW:
@@ -186,7 +185,7 @@ def _carried(
         yield _nats(model, x, y_part)
 
 
-def _nats(model: LanguageModel, x: Tensor, targets: Tensor) -> Tensor:
+def _nats(model: Network, x: Tensor, targets: Tensor) -> Tensor:
     """-log p of ``targets`` [B, T], the logits in float32 and of one row at a time."""
     weight = model.head_weight.float()
     return torch.stack(
@@ -197,7 +196,7 @@ def _nats(model: LanguageModel, x: Tensor, targets: Tensor) -> Tensor:
     )
 
 
-def _inputs(model: LanguageModel, eos_token_id: int, text: Document) -> tuple[Tensor, Tensor]:
+def _inputs(model: Network, eos_token_id: int, text: Document) -> tuple[Tensor, Tensor]:
     device = model.head_weight.device
     targets = text.ids.to(device)
     return F.pad(targets[:-1], (1, 0), value=eos_token_id), targets

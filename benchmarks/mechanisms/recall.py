@@ -29,6 +29,7 @@ from benchmarks.mechanisms.language import session_bytes
 from benchmarks.mechanisms.specs import Size, Spec
 from benchmarks.report import Figures
 from model.block import Block
+from model.config import ModelConfig
 from model.lm import LanguageModel
 from model.training.optimizer import learning_rate_factor, make_optimizers, prepare_step
 
@@ -73,12 +74,13 @@ def draw(num_pairs: int, batch: int, generator: np.random.Generator) -> tuple[Te
     return torch.from_numpy(np.concatenate([pairs, queries], axis=1)), torch.from_numpy(answers)
 
 
-def run(spec: Spec, seed: int, recipe: RecallRecipe) -> Figures:
+def run(spec: Spec, seed: int, recipe: RecallRecipe, size: Size = SIZE) -> Figures:
     """Trains a tiny model and measures it on fresh sequences; the figures of its file.
 
     Raises `RunError` where the loss is not finite.
     """
-    config = spec.config(SIZE, NOTHING + 1)
+    config = spec.config(size, NOTHING + 1)
+    assert isinstance(config, ModelConfig), spec
     model = LanguageModel(config)
     model.init_weights(torch.Generator().manual_seed(seed))
     started = time.monotonic()

@@ -11,11 +11,18 @@ from typing import Any
 
 from benchmarks.decode.models import own_parameters
 from benchmarks.decode.shapes import matching_width
+from model.architectures.config import Config
+from model.architectures.mamba2.config import Mamba2Config
+from model.architectures.rwkv7.config import Rwkv7Config
 from model.attention import MECHANISMS, spec_of
 from model.config import ConfigError, ModelConfig
 from model.state import StateLayout
+from model.weights import num_parameters
 
 BASELINE = "softmax"
+#: Architectures that are no mechanism of `model.attention`, without options here.
+FAMILIES = ("mamba2", "rwkv7")
+MAMBA2_STATE_SIZE = 16
 #: Widths of the feed-forward layer are multiples of this where 1 % allows it; odd ones are slow.
 WIDTH_MULTIPLE = 8
 MAX_PARAMETER_GAP = 0.01
@@ -30,6 +37,10 @@ class Size:
     num_heads: int
     head_dim: int
     intermediate_size: int
+
+    def num_parameters(self, vocab_size: int) -> int:
+        """The baseline's."""
+        return num_parameters(Spec(BASELINE).config(self, vocab_size))
 
 
 SIZES = {
@@ -50,6 +61,8 @@ class Spec:
     def parse(cls, text: str) -> Spec:
         """Raises `ConfigError` for an unknown mechanism or option, or a value of another type."""
         attention, _, rest = text.partition(":")
+        if text in FAMILIES:
+            return cls(text)
         known = {name: o.default for name, o in spec_of(attention).options.items()}
         options = []
         for part in filter(None, rest.split(",")):
@@ -71,11 +84,14 @@ class Spec:
         """For file names: ``elu_rotary=after``."""
         return str(self).replace(":", "_").replace(",", "_")
 
-    def config(self, size: Size, vocab_size: int, eos_token_id: int = 0) -> ModelConfig:
+    def config(self, size: Size, vocab_size: int, eos_token_id: int = 0) -> Config:
         """The model of ``size`` with this mechanism and, within 1 %, the baseline's parameters.
 
-        Raises `ConfigError` where no width of the feed-forward layer gets there.
+        Those of a family whose head is not its embedding are counted without the head. Raises
+        `ConfigError` where no width of the feed-forward layer gets there.
         """
+        if self.attention in FAMILIES:
+            return _family(size, self.attention, vocab_size, eos_token_id)
         baseline = _shape(size, Spec(BASELINE), vocab_size, eos_token_id, size.intermediate_size)
         wanted = own_parameters(baseline, size.intermediate_size)
         own = _shape(size, self, vocab_size, eos_token_id, size.intermediate_size)
@@ -92,9 +108,44 @@ def all_specs() -> list[Spec]:
     return [Spec(name) for name in MECHANISMS]
 
 
-def state_bytes(config: ModelConfig) -> int | None:
+def _family(size: Size, name: str, vocab_size: int, eos_token_id: int) -> Config:
+    """A Mamba-2 or an RWKV-7 of the width of ``size``, of nearly the baseline's parameters.
+
+    A Mamba-2 has no MLP, so it has half as many layers again, and the heads' width is what is
+    chosen; of an RWKV-7 that of the MLP.
+    """
+
+    def made(width: int) -> Config:
+        if name == "rwkv7":
+            chosen = {
+                "hidden_size": size.hidden_size,
+                "num_hidden_layers": size.num_layers,
+                "head_dim": size.head_dim,
+                "intermediate_size": width,
+            }
+            return Rwkv7Config.for_training(vocab_size, eos_token_id, chosen)
+        chosen = {
+            "hidden_size": size.hidden_size,
+            "num_hidden_layers": size.num_layers * 3 // 2,
+            "num_attention_heads": 2 * size.num_heads,
+            "head_dim": width,
+            "attention_options": {"state_size": MAMBA2_STATE_SIZE},
+        }
+        return Mamba2Config.for_training(vocab_size, eos_token_id, chosen)
+
+    head = vocab_size * size.hidden_size if name == "rwkv7" else 0
+    wanted = size.num_parameters(vocab_size)
+    width = matching_width(lambda width: num_parameters(made(width)) - head, wanted)
+    config = made(width)
+    gap = (num_parameters(config) - head) / wanted - 1
+    if abs(gap) > MAX_PARAMETER_GAP:
+        raise ConfigError(f"{name} cannot be made as large as {BASELINE}: {gap:+.1%}")
+    return config
+
+
+def state_bytes(config: Config) -> int | None:
     """Bytes of one session's state as we store it; None where it grows with the text."""
-    if not spec_of(config.attention).constant_state:
+    if not config.constant_state:
         return None
     return StateLayout.of(config).num_bytes
 

@@ -15,6 +15,7 @@ from benchmarks.mechanisms.gather import (
 )
 from benchmarks.mechanisms.quality import WINDOW
 from benchmarks.mechanisms.specs import BASELINE
+from benchmarks.pages import ablation
 from benchmarks.report import RESULTS, markdown, read_result
 
 Run = dict[str, Any]
@@ -30,7 +31,7 @@ def summary() -> dict[str, str]:
 def tables() -> dict[str, str]:
     """Those of docs/background/comparison-tables.md."""
     runs = read_result(RESULT)["runs"]
-    return tables_of(runs) | commands(runs)
+    return tables_of(runs) | commands(runs) | ablation.tables()
 
 
 def tables_of(runs: list[Run]) -> dict[str, str]:

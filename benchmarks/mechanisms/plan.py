@@ -1,0 +1,157 @@
+"""What ``ablation`` runs, in the order of what it settles first.
+
+- ``parts``       size small: softmax and `elu` with and without convolution, norm and gate; the
+                  delta rule, the decay and the convolution of `delta` and `gated` one by one;
+                  Mamba-2 and RWKV-7. Three seeds, the first one of all before the second.
+- ``conversion``  of the small softmax model, and as control the same model trained further on as
+                  many tokens.
+- ``recall``      to convergence, heads as wide as gives each mechanism the same bytes of state.
+- ``rates``       three learning rates for softmax, `elu` and `delta`.
+- ``long``        the tiny size with 20 tokens per parameter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from benchmarks.mechanisms import conversion, language, recall
+from benchmarks.mechanisms.folder import VOCAB_SIZE, Folder
+from benchmarks.mechanisms.specs import SIZES, Size, Spec, state_bytes
+from benchmarks.report import RESULTS, Figures, read_result
+
+QUESTIONS = ("parts", "conversion", "recall", "rates", "long")
+SURROUNDED = ("", "conv_size=4", "gate=true,norm=true", "conv_size=4,gate=true,norm=true")
+PARTS = (
+    *(f"{name}:{parts}".rstrip(":") for name in ("softmax", "elu") for parts in SURROUNDED),
+    *("delta", "delta:conv_size=0", "delta:decay=false", "delta:gate=false"),
+    *("gated", "gated:conv_size=0", "normed:map=elu", "retnet", "mamba2", "rwkv7"),
+    *("dijiang", "dijiang:published=true"),
+)
+SEEDS = (0, 1, 2)
+RATES, RATED = (3e-3, 6e-3, 1.2e-2), ("softmax", "elu", "delta")
+LONG_SIZE, LONG_TOKENS_PER_PARAMETER = "tiny", 20
+LONG = ("softmax", "softmax:conv_size=4", "elu", "delta", "gated", "retnet")
+#: Bytes of state of a model of recall. Softmax, whose cache grows, is the control.
+STATES = (8 << 10, 32 << 10, 128 << 10)
+RECALLED = ("elu", "elu:conv_size=4", "retnet", "gated", "delta", "delta:decay=false")
+RECALL_STEPS = 3000
+CONVERTED = ("softmax", "window_linear:window=32", "performer", "gated")
+CONVERTED_SIZE = "small"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run; ``run`` gives the figures of the file called ``name``.
+
+    ``work`` is how much there is to compute, in tokens of the small size or in steps of recall.
+    """
+
+    name: str
+    question: str
+    mechanism: str
+    work: float
+    run: Callable[[], Figures]
+
+
+def jobs(folder: Folder, recipe: language.Recipe, recall_steps: int = RECALL_STEPS) -> list[Job]:
+    """All of them, in their order."""
+    first, *others = SEEDS
+    return [
+        *_parts(folder, recipe, first),
+        *_conversions(folder, recipe),
+        *_recalls(first, recall_steps),
+        *(job for seed in others for job in _parts(folder, recipe, seed)),
+        *_rates(folder, recipe),
+        *_long(folder, recipe),
+        *(job for seed in others for job in _recalls(seed, recall_steps)),
+    ]
+
+
+def _parts(folder: Folder, recipe: language.Recipe, seed: int) -> Iterator[Job]:
+    for name in PARTS:
+        yield _language("parts", folder, "small", Spec.parse(name), seed, recipe)
+
+
+def _rates(folder: Folder, recipe: language.Recipe) -> Iterator[Job]:
+    for rate in RATES:
+        if rate != recipe.learning_rate:  # those are among the parts
+            changed = dataclasses.replace(recipe, learning_rate=rate)
+            for name in RATED:
+                yield _language("rates", folder, "small", Spec.parse(name), SEEDS[0], changed)
+
+
+def _long(folder: Folder, recipe: language.Recipe) -> Iterator[Job]:
+    tokens = SIZES[LONG_SIZE].num_parameters(VOCAB_SIZE) * LONG_TOKENS_PER_PARAMETER
+    steps = math.ceil(tokens / recipe.batch_size / recipe.window)
+    longer = dataclasses.replace(recipe, num_steps=steps)
+    for name in LONG:
+        yield _language("long", folder, LONG_SIZE, Spec.parse(name), SEEDS[0], longer)
+
+
+def _language(
+    question: str, folder: Folder, size: str, spec: Spec, seed: int, recipe: language.Recipe
+) -> Job:
+    rate = f"-{recipe.learning_rate:g}" if question == "rates" else ""
+    name = f"{question}{rate}-{size}-{spec.slug}-{seed}"
+    work = recipe.num_tokens * (1.0 if size == "small" else 0.5)
+    run = partial(language.run, folder, name, size, spec, seed, recipe)
+    return Job(name, question, str(spec), work, run)
+
+
+def _conversions(folder: Folder, recipe: language.Recipe) -> Iterator[Job]:
+    source = folder.work(f"parts-{CONVERTED_SIZE}-softmax-{SEEDS[0]}") / "model"
+    for name in CONVERTED:
+        spec = Spec.parse(name)
+        job = f"conversion-{spec.slug}"
+        work = conversion.NUM_STEPS * recipe.batch_size * recipe.window
+        run = partial(conversion.run, folder, job, source, spec, recipe)
+        yield Job(job, "conversion", str(spec), work, run)
+
+
+def _recalls(seed: int, num_steps: int) -> Iterator[Job]:
+    recipe = recall.RecallRecipe(num_steps=num_steps)
+    sizes = [(Spec.parse("softmax"), 0, recall.SIZE)] if seed == SEEDS[0] else []
+    for wanted in STATES:
+        for name in RECALLED:
+            spec = Spec.parse(name)
+            sizes.append((spec, wanted, matched_size(spec, wanted)))
+    for spec, wanted, size in sizes:
+        name = f"recall-{wanted}-{spec.slug}-{seed}"
+        run = partial(recall.run, spec, seed, recipe, size)
+        yield Job(name, "recall", str(spec), num_steps, run)
+
+
+def matched_size(spec: Spec, wanted: int) -> Size:
+    """The size of recall whose heads give the mechanism nearly ``wanted`` bytes of state."""
+
+    def gap(size: Size) -> float:
+        found = state_bytes(spec.config(size, recall.NOTHING + 1))
+        assert found is not None, spec
+        return abs(math.log(found / wanted))
+
+    sizes = [dataclasses.replace(recall.SIZE, head_dim=dim) for dim in range(4, 129, 2)]
+    return min(sizes, key=gap)
+
+
+def seconds(job: Job, pace: float) -> float:
+    """How long a job takes by the committed comparison, times ``pace``."""
+    kind = "recall" if job.question == "recall" else "language"
+    attention = job.mechanism.partition(":")[0]
+    known = _seconds_per_work(kind)
+    return job.work * known.get(attention, max(known.values())) * pace
+
+
+def _seconds_per_work(kind: str) -> dict[str, float]:
+    """By attention: seconds per token of the small size, or per step of recall."""
+    found: dict[str, list[float]] = {}
+    for run in read_result(RESULTS / "mechanisms.json")["runs"]:
+        if run["kind"] == kind and run.get("size") in (None, "small"):
+            work = run["training"].get("num_tokens") or run["recipe"]["num_steps"]
+            attention = run["mechanism"].partition(":")[0]
+            found.setdefault(attention, []).append(run["training"]["seconds"] / work)
+    return {attention: statistics.fmean(values) for attention, values in found.items()}
