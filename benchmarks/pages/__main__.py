@@ -39,7 +39,7 @@ PAGES: dict[str, Callable[[], dict[str, str]]] = {
     "docs/contribute/native.md": speculation.tables,
     "docs/operate/sizing.md": dict,
     "docs/reference/protocol.md": dict,
-    "docs/operate/scale.md": scale.tables,
+    "docs/background/replicas.md": scale.tables,
     "docs/background/speed.md": speed.tables,
     "docs/background/streams.md": background.drift_tables,
     "docs/contribute/training.md": training.tables,

@@ -1,4 +1,4 @@
-"""The tables of docs/operate/scale.md, from `benchmarks.cluster` and `benchmarks.store_latency`."""
+"""The tables of replicas.md, from `benchmarks.cluster` and `benchmarks.store_latency`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NOTICES_PER_MOVE = 2
 
 
 def tables() -> dict[str, str]:
-    """Those of docs/operate/scale.md."""
+    """Those of docs/background/replicas.md."""
     result = read_result(RESULT)
     parts = result["parts"]
     measured = inputs_of(parts)

@@ -170,7 +170,7 @@ def reason(error: Exception) -> str:
 def _must_exist(path: Path) -> None:
     if str(path).startswith(("postgresql:", "postgres:")):
         raise fail(
-            "this command is for the store of one machine, a folder; see docs/operate/scale.md"
+            "this command is for the store of one machine, a folder; see docs/operate/postgresql.md"
         )
     if path.is_file():
         raise fail(f"{path} is a file: give its folder")

@@ -21,7 +21,7 @@ CLUSTER: dict[str, dict[str, Any]] = {
     if "cluster" in service.get("profiles", ())
 }
 HAPROXY = DEPLOY / "haproxy"
-GUIDE = (DEPLOY.parent / "docs/operate/scale.md").read_text("utf-8")
+GUIDE = (DEPLOY.parent / "docs/operate/postgresql.md").read_text("utf-8")
 
 
 def settings(file: Path, name: str) -> list[str]:

@@ -171,7 +171,7 @@ def openssl(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Path:
-    """A folder with the two files of its secret, made as docs/operate/scale.md does it."""
+    """A folder with the two files of its secret, made as docs/operate/ray.md does it."""
     folder = tmp_path / "authority"
     folder.mkdir()
     made = openssl(

@@ -1,4 +1,4 @@
-"""The commands of docs/operate/scale.md name flags, variables, files and secrets that there are."""
+"""The commands of the pages on replicas name flags, variables, files and secrets that there are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.deploy.manifests import DEPLOY, Manifest, containers_of, kustomized, 
 from tests.docs.pages import flags, page
 
 ROOT = DEPLOY.parent
-TEXT = page("scale.md")
+TEXT = "\n".join(page(f"{name}.md") for name in ("postgresql", "kubernetes", "ray"))
 #: Pasted as they stand: indented, and without prose.
 COMMANDS = re.findall(r"^    (\S(?:.*\\\n)*.*)$", TEXT, re.MULTILINE)
 #: Made of the other manifests' needs by `kubectl create secret`.
