@@ -21,6 +21,8 @@ EDITS = {
     "restored_continued": "one more token, by another process",
     "restored_edited": "the last 16 replaced, by another process",
 }
+#: One result for each family.
+CHOICES = ("checkpoints", "checkpoints_mamba2", "checkpoints_qwen35", "checkpoints_lfm2")
 OURS, PEERS = "everstream", ("llama.cpp", "rwkv")
 
 
@@ -212,9 +214,37 @@ def mamba_tables() -> dict[str, str]:
     return {**published.tables("mamba2", "mamba"), **family_tables("mamba2")}
 
 
+def choice_table() -> str:
+    """Tokens/s of each model in int8, of one stream and of 64."""
+    body = []
+    for family in CHOICES:
+        found: dict[str, dict[int, float]] = {}
+        for row in read_result(RESULTS / f"{family}.json")["rows"]:
+            if (row["dtype"], row["threads"], row["mode"]) != ("int8", 2, "decode"):
+                continue
+            if not row.get("context"):
+                of_size = found.setdefault(row["size"], {})
+                of_size[row["streams"]] = row["contenders"][OURS]["tokens_per_s"]
+        body += [
+            [
+                _model(name),
+                *(f"{rates[number]:,.0f}" if number in rates else "" for number in (1, 8, 64)),
+            ]
+            for name, rates in found.items()
+        ]
+    return markdown(["model", "1 stream", "8 streams", "64 streams"], body)
+
+
+def _model(size: str) -> str:
+    """A size as people call it; RWKV-7's have no family in their names."""
+    words = {"mamba2": "Mamba-2", "qwen35": "Qwen3.5", "lfm2": "LFM2"}
+    family, _, number = size.replace("-", " ").rpartition(" ")
+    return f"{words.get(family, 'RWKV-7')} {number}"
+
+
 def size_tables() -> dict[str, str]:
     """Those of docs/start/models.md."""
-    return {"family sizes": family_size_table()}
+    return {"choosing": choice_table(), "family sizes": family_size_table()}
 
 
 def tables() -> dict[str, str]:

@@ -64,7 +64,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def environment(folder: Path) -> Iterator[dict[str, str]]:
     files = {name: (folder / name).read_bytes() for name in ("rwkv7.pth", "tokenizer.json")}
     with hub_server() as hub:
-        hub.repositories["OWNER/NAME"] = Repository(files)
+        named = {"rwkv7-g1i-1.5b-20260805-ctx16384.pth": files.pop("rwkv7.pth")}
+        hub.repositories["BlinkDL/rwkv7-g1"] = Repository(files | named)
         found = {**os.environ, **hub.environment(folder / "home")}
         for file in ("rwkv7.pth rwkv7.gguf",):
             made = words_of(f"everstream export {file} --format gguf")
