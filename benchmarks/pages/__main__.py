@@ -26,7 +26,7 @@ from benchmarks.report import with_tables
 #: What makes the tables of a page; a page without any has figures in sentences.
 PAGES: dict[str, Callable[[], dict[str, str]]] = {
     "README.md": dict,
-    "docs/background/comparison-tables.md": comparison.tables,
+    "docs/contribute/comparison-tables.md": comparison.tables,
     "docs/background/comparison.md": comparison.summary,
     "docs/contribute/convert.md": background.conversion_tables,
     "docs/background/kernels.md": background.kernel_tables,
@@ -42,6 +42,7 @@ PAGES: dict[str, Callable[[], dict[str, str]]] = {
     "docs/background/replicas.md": scale.tables,
     "docs/background/speed.md": speed.tables,
     "docs/background/streams.md": background.drift_tables,
+    "docs/contribute/rates.md": speed.all_rates,
     "docs/contribute/training.md": training.tables,
 }
 

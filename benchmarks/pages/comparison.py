@@ -29,7 +29,7 @@ def summary() -> dict[str, str]:
 
 
 def tables() -> dict[str, str]:
-    """Those of docs/background/comparison-tables.md."""
+    """Those of docs/contribute/comparison-tables.md."""
     runs = read_result(RESULT)["runs"]
     return tables_of(runs) | commands(runs) | ablation.tables()
 

@@ -96,7 +96,7 @@ def loading_table(sizes: Sequence[Figures]) -> str:
 
 
 def many_table(sizes: Sequence[Figures]) -> str:
-    """Streams side by side, one long session, and a restart with sleeping ones."""
+    """Streams side by side, one long session, and a restart with stored ones."""
     body = []
     for row in sizes:
         streams = row["streams"]
@@ -109,7 +109,7 @@ def many_table(sizes: Sequence[Figures]) -> str:
             grown = f"{long['grown_bytes'] / 2**20:.1f} MiB"
             body.append([row["size"], "memory that grew meanwhile", grown])
         if asleep := row.get("sleeping"):
-            what = f"restart with {asleep['sessions']:,} sleeping sessions: ready after"
+            what = f"restart with {asleep['sessions']:,} stored sessions: ready after"
             body.append([row["size"], what, f"{asleep['ready_s']:.1f} s"])
             what = "first token of one of them"
             body.append([row["size"], what, f"{asleep['wake_ms']:.0f} ms"])
@@ -190,7 +190,7 @@ def family_size_table() -> str:
         streams, asleep = model["streams"], model["sleeping"]
         speed = f"{streams['tokens_per_s']:,.0f} tokens/s"
         body.append([name, f"{streams['streams']} streams, all together", speed])
-        what = f"restart with {asleep['sessions']} sleeping sessions: ready; first token of one"
+        what = f"restart with {asleep['sessions']} stored sessions: ready; first token of one"
         body.append([name, what, f"{asleep['ready_s']:.1f} s; {asleep['wake_ms']:.0f} ms"])
     return markdown(["model", "", "measured"], body)
 

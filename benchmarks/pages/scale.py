@@ -203,7 +203,7 @@ def estimate(of: Figures, machines: int) -> dict[str, str]:
         "streams": of["streams"] * machines,
         "tokens/s": tokens_per_s,
         "sessions in memory": machines * of["state_memory_gib"] * GIB // of["state_bytes"],
-        "sessions asleep in one database": disk_bytes // of["stored_bytes"],
+        "stored sessions of one database": disk_bytes // of["stored_bytes"],
         "commits/s": of["commits_per_s"] * machines,
         "MiB/s of its log": log_mib_per_s,
         "sessions/s that move": moves_per_s,

@@ -213,8 +213,12 @@ def tables() -> dict[str, str]:
         "server_cost": server_cost_table(read("server_cost")),
         "capacity": capacity_table(read("capacity")),
         "flatness": flatness_table(read("flatness_native")),
-        "rates": "\n\n".join(rate_tables(rows)),
     }
+
+
+def all_rates() -> dict[str, str]:
+    """The one table of docs/contribute/rates.md."""
+    return {"rates": "\n\n".join(rate_tables(read("decode")["rows"]))}
 
 
 def plot() -> None:
