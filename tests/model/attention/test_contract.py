@@ -334,13 +334,12 @@ def test_arguments_are_not_changed(layer: Attention) -> None:
 
 
 def test_state_has_the_promised_shape_and_type(layer: Attention) -> None:
-    if not layer.spec.constant_state:
-        assert {n: t.shape[2] for n, t in run(layer, inputs(70), [70])[1].items()} == {
-            "k": 70,
-            "v": 70,
-        }
-        return
     spec = layer.spec.state_spec(layer.config)
+    if not layer.spec.constant_state:
+        _, cache = run(layer, inputs(70), [70])
+        assert {name: cache.pop(name).shape[2] for name in ("k", "v")} == {"k": 70, "v": 70}
+        assert {n: t.shape[1:] for n, t in cache.items()} == {n: spec[n].shape for n in cache}
+        return
     low = inputs(70).bfloat16()
     _, state = copy.deepcopy(layer).bfloat16().chunk(low, layer.empty_state(2, CPU), positions(0))
     _, stepped = copy.deepcopy(layer).bfloat16().step(low[:, 0], state, positions(70))
