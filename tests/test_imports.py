@@ -79,7 +79,7 @@ RULES = (
     Rule(
         inside=("server.api",),
         never=("server.engine",),
-        but=("server.engine.types", "server.engine.sampling_defaults"),
+        but=("server.engine.types", "server.engine.sampling_defaults", "server.engine.prefix"),
     ),
     Rule(inside=("server.config",), never=("server",), but=("server.config",)),
     Rule(inside=("server",), never=("apsw", "psycopg"), except_in=("server.store",)),

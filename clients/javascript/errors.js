@@ -37,6 +37,9 @@ export class NotFound extends EverstreamError {}
 /** The session does not exist, was deleted, has expired or belongs to another key (404). */
 export class SessionNotFound extends NotFound {}
 
+/** The server does not have this prefix, or has it no more (404). Send the whole prompt. */
+export class PrefixNotFound extends NotFound {}
+
 /** The session runs another request (409). Also other conflicts without a class here. */
 export class SessionBusy extends EverstreamError {}
 
@@ -96,6 +99,7 @@ export class ProtocolError extends EverstreamError {}
 /** @type {Record<string, typeof EverstreamError>} */
 const BY_CODE = {
   session_not_found: SessionNotFound,
+  prefix_not_found: PrefixNotFound,
   session_attached: SessionAttached,
   key_in_use: KeyInUse,
   history_gone: HistoryGone,

@@ -37,7 +37,8 @@
 
 /**
  * The end of a generation; `text` is the text that the tokens did not contain yet. `session` is
- * null if the session ended with the request.
+ * null if the session ended with the request. `prefix` is the handle of the prompt, if the request
+ * has `return_prefix` and the server keeps the prompt's state.
  * @typedef {object} Finished
  * @property {"finished"} type
  * @property {string | null} session
@@ -46,6 +47,7 @@
  * @property {string} text
  * @property {"stop" | "length" | "cancelled" | "error"} finish_reason
  * @property {Usage} usage
+ * @property {string} [prefix]
  * @property {string} [error]
  */
 
@@ -194,10 +196,12 @@
  */
 
 /**
- * `session` is the kept session to continue. Without it, `keep` keeps the new session, and
- * `state` is the named state that it begins with.
+ * `session` is the kept session to continue. Without it, `keep` keeps the new session, which begins
+ * with the named state `state`, or continues the prompt with the handle `prefix`: that throws
+ * `PrefixNotFound` if the server has it no more. With `return_prefix`, `prefix` of the end is the
+ * handle of this prompt.
  * @typedef {SessionGenerateOptions & {model?: string, session?: string, keep?: boolean,
- *   state?: string}} GenerateOptions
+ *   state?: string, prefix?: string, return_prefix?: boolean}} GenerateOptions
  */
 
 /**

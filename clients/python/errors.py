@@ -48,6 +48,10 @@ class SessionNotFound(NotFound):
     """The session does not exist, was deleted, has expired or belongs to another key (404)."""
 
 
+class PrefixNotFound(NotFound):
+    """The server does not have this prefix, or has it no more (404). Send the whole prompt."""
+
+
 class SessionBusy(EverstreamError):
     """The session runs another request (409). Also other conflicts without a class here."""
 
@@ -122,6 +126,7 @@ class ProtocolError(EverstreamError):
 
 _BY_CODE: dict[str | None, type[EverstreamError]] = {
     "session_not_found": SessionNotFound,
+    "prefix_not_found": PrefixNotFound,
     "session_attached": SessionAttached,
     "key_in_use": KeyInUse,
     "history_gone": HistoryGone,

@@ -75,7 +75,8 @@ class Token:
 class Finished:
     """The end of a generation; ``text`` is the text that the tokens did not contain yet.
 
-    ``session`` is None if the session ended with the request.
+    ``session`` is None if the session ended with the request. ``prefix`` is the handle of the
+    prompt, if the request has ``return_prefix`` and the server keeps the prompt's state.
     """
 
     request_id: str
@@ -86,6 +87,7 @@ class Finished:
     finish_reason: str
     usage: Usage
     error: str | None = None
+    prefix: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from .events import Usage
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer of ``POST /v1/completions``."""
+    """A whole answer of ``POST /v1/completions``; ``prefix`` as in `Finished`."""
 
     text: str
     finish_reason: str
@@ -18,6 +18,7 @@ class Completion:
     seed: int
     position: int
     usage: Usage
+    prefix: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

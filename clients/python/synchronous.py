@@ -75,6 +75,8 @@ class Client:
         session: str | None = None,
         keep: bool | None = None,
         state: str | None = None,
+        prefix: str | None = None,
+        return_prefix: bool | None = None,
         idempotency_key: str | None = None,
         model: str | None = None,
         **sampling: Unpack[Sampling],
@@ -86,6 +88,9 @@ class Client:
             session: the kept session to continue; by default a new session.
             keep: whether to keep the new session.
             state: the named state that a new session begins with.
+            prefix: the handle of a prompt that the server has read, which ``prompt`` continues.
+                Raises `PrefixNotFound` where the server has it no more.
+            return_prefix: whether ``prefix`` of the end is to be the handle of this prompt.
             idempotency_key: the caller's name for this work, for a kept session. If
                 the server knows it, the events of the first request are returned.
             model: one of several models; by default the session's or the first.
@@ -97,6 +102,8 @@ class Client:
             session=session,
             keep=keep,
             state=state,
+            prefix=prefix,
+            return_prefix=return_prefix,
             idempotency_key=idempotency_key,
             **sampling,
         )
@@ -155,6 +162,8 @@ class Client:
         session: str | None = None,
         keep: bool | None = None,
         state: str | None = None,
+        prefix: str | None = None,
+        return_prefix: bool | None = None,
         idempotency_key: str | None = None,
         model: str | None = None,
         **sampling: Unpack[Sampling],
@@ -166,6 +175,8 @@ class Client:
                 session=session,
                 keep=keep,
                 state=state,
+                prefix=prefix,
+                return_prefix=return_prefix,
                 idempotency_key=idempotency_key,
                 model=model,
                 **sampling,

@@ -134,6 +134,7 @@ OUTCOMES = {
     "session_not_found": Outcome(404, "invalid_request_error"),
     "model_not_found": Outcome(404, "invalid_request_error"),
     "state_not_found": Outcome(404, "invalid_request_error"),
+    "prefix_not_found": Outcome(404, "invalid_request_error"),
     "response_not_found": Outcome(404, "invalid_request_error"),
     "previous_response_not_found": Outcome(400, "invalid_request_error"),
     "not_found": Outcome(404, "invalid_request_error"),

@@ -120,6 +120,8 @@ class FrameWriter:
             "finish_reason": event.finish_reason,
             "usage": usage_object(event.usage),
         }
+        if event.prefix is not None:
+            frame["prefix"] = event.prefix
         if event.error is not None:
             frame["error"] = event.error
         return encode(frame)

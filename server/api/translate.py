@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from server.api.schemas.formats import ResponseFormat
-from server.api.schemas.requests import AppendBody, Continuation, Sampling
+from server.api.schemas.requests import AppendBody, Continuation, Prefixed, Sampling
+from server.engine.prefix import PrefixHandle
 from server.engine.sampling_defaults import with_defaults
 from server.engine.types import Request, SamplingParams
 from server.errors import InvalidRequest, invalid
@@ -21,6 +22,8 @@ from server.sessions.named_states import StateNotFound
 
 # A shorter text is encoded in the event loop: it takes less time than a thread costs.
 MAX_INLINE_CHARS = 2048
+
+NOT_PREFIXED = Prefixed()
 
 #: The fields of `Sampling` that mean the same to the engine.
 _SAME = sorted(
@@ -38,6 +41,7 @@ async def generate_request(
     num_choices: int = 1,
     ranked: bool = False,
     num_scored: int | None = None,
+    prefixed: Prefixed = NOT_PREFIXED,
 ) -> Request:
     """The request of a completion. Draws a seed where the client gave none.
 
@@ -47,6 +51,11 @@ async def generate_request(
     """
     session, key = wanted.session, wanted.idempotency_key
     is_begun = wanted.state is not None and await _has_text(service, wanted.state, wanted)
+    if prefixed.prefix is not None:
+        _check_prefix(service, prefixed.prefix, wanted)
+        is_begun = True
+    if prefixed.return_prefix and session is not None:
+        raise invalid("return_prefix", "names what a new session reads: give it without session")
     continues = is_begun
     if session is not None:
         continues = await _continues(service, session, owner, prompt)
@@ -74,6 +83,8 @@ async def generate_request(
         num_top=num_scored or 0,
         state=wanted.state,
         speculation=wanted.speculation != "off",
+        prefix=prefixed.prefix,
+        return_prefix=bool(prefixed.return_prefix),
     )
 
 
@@ -148,6 +159,14 @@ async def _has_text(service: Service, state: str, wanted: Continuation) -> bool:
         if wanted.idempotency_key is None:
             raise
         return True
+
+
+def _check_prefix(service: Service, prefix: str, wanted: Continuation) -> None:
+    """Whether the server has it is seen where the request is submitted."""
+    for name in ("session", "state"):
+        if getattr(wanted, name) is not None:
+            raise invalid("prefix", f"is what a new session begins with: give it without {name}")
+    check_ids(service, PrefixHandle.parse(prefix).unfed, "prefix")
 
 
 async def _continues(

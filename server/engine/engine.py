@@ -24,7 +24,8 @@ from server.engine.keeper import Keeper
 from server.engine.live import Live
 from server.engine.output_processor import OutputProcessor
 from server.engine.owned_sessions import OwnedSessions
-from server.engine.prefix_cache import Evicted, PrefixCache
+from server.engine.prefix import Evicted, Prefix
+from server.engine.prefix_cache import PrefixCache
 from server.engine.prompts import Prompts
 from server.engine.requests import RequestTable
 from server.engine.runner import Runner
@@ -40,7 +41,7 @@ from server.engine.types import (
     SessionInfo,
     Started,
 )
-from server.engine.value import Accepted, Progress, Record, SessionValue, StateBlock
+from server.engine.value import Accepted, Progress, Record, SessionValue
 from server.errors import InvalidRequest, QueueFull, SessionAttached
 
 __all__ = ["Engine", "EngineConfig"]
@@ -170,9 +171,9 @@ class Engine:
     def submit(self, request: Request, now: float, start: SessionValue | None = None) -> None:
         """Accepts a request; its events come out of `step`.
 
-        A new session begins as ``start`` says, and else empty. Raises `InvalidRequest`,
-        `ContextExceeded`, `SessionNotFound`, `SessionBusy`, `CapacityExhausted` or `QueueFull`,
-        and then nothing has changed.
+        A new session begins as ``start`` or the request's prefix says, and else empty. Raises
+        `InvalidRequest`, `ContextExceeded`, `SessionNotFound`, `PrefixNotFound`, `SessionBusy`,
+        `CapacityExhausted` or `QueueFull`, and then nothing has changed.
         """
         self.expire(now)
         self._check_new(request.request_id)
@@ -183,6 +184,8 @@ class Engine:
         session = None
         if request.session is not None:
             session = self._sessions.find(request.session, request.owner)
+        elif request.prefix is not None:
+            start = self._prompts.start_of(request.owner, request.prefix)
         if self._longest is not None:
             begun = start if session is None else session
             length = 0 if begun is None else begun.length
@@ -308,12 +311,10 @@ class Engine:
         records, self._sessions.records = self._sessions.records, []
         return records
 
-    def insert_prefix(
-        self, owner: str, tokens: tuple[int, ...], block: StateBlock, origin: str = ""
-    ) -> None:
-        """Takes the state after ``tokens`` into the prefix cache; see `keys` for ``origin``."""
+    def insert_prefix(self, owner: str, prefix: Prefix) -> None:
+        """Takes a prompt's state into the prefix cache."""
         if self._prefixes is not None:
-            self._prefixes.insert(owner, tokens, block, origin)
+            self._prefixes.insert(owner, prefix)
 
     def take_evicted_prefixes(self) -> list[Evicted]:
         """What the prefix cache has put out since the last call."""

@@ -70,6 +70,7 @@ class Live:
     prompt_at: int = 0
     cached_at: tuple[int, ...] = ()
     boundaries: deque[int] = field(default_factory=deque)
+    prefix: str | None = None  # the handle of the prompt, once it is known
 
     @classmethod
     def of(

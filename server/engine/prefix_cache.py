@@ -8,8 +8,7 @@ Policy"): the priority of file f is Pr(f) = Clock + Fr(f) Cost(f) / Size(f), her
 with an entry's uses as Fr, its tokens as Cost, and its bytes as Size. Clock rises to the
 priority of what was evicted last, so that old merit fades.
 
-An owner never meets what another one left: the owner is part of every key, and
-each owner's entries lie apart. So is the named state that a text begins with.
+Each owner's entries lie apart.
 """
 
 from __future__ import annotations
@@ -17,40 +16,17 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from itertools import takewhile
-from typing import NamedTuple
 
-import numpy as np
-
+from server.engine.prefix import Evicted, Prefix, keys
 from server.engine.value import StateBlock
 
 #: Shorter beginnings than this are read again sooner than they are copied.
 MIN_TOKENS = 32
 #: The first of the powers of two at which a prompt's state is worth keeping.
 FIRST_POWER = 128
-
-
-class Hit(NamedTuple):
-    """The state ``block`` has seen the first ``num_tokens`` of the tokens asked for."""
-
-    num_tokens: int
-    block: StateBlock
-
-
-class Evicted(NamedTuple):
-    """An entry that made room; ``key`` is the one of `keys` for its owner and tokens.
-
-    Or, ``kept``, one that is new and still here, for those who share what they have.
-    """
-
-    owner: str
-    key: bytes
-    num_tokens: int
-    block: StateBlock
-    kept: bool = False
 
 
 def boundaries(
@@ -73,44 +49,23 @@ def boundaries(
     return tuple(sorted(count for count in found if count >= MIN_TOKENS))
 
 
-def keys(
-    owner: str, tokens: Sequence[int], lengths: Iterable[int], origin: str = ""
-) -> Iterator[bytes]:
-    """The key of each prefix of ``tokens``, for ascending ``lengths``, in one pass of hashing.
-
-    ``origin`` is the digest of the named state that the tokens come after: the same text after
-    another state has another key. blake2b, 32 bytes, over the owner's own digest and that of a
-    given origin, which have a fixed length, and the tokens as little-endian int32. No length is
-    above that of ``tokens``.
-    """
-    digest = blake2b(blake2b(owner.encode()).digest(), digest_size=32)
-    if origin:  # no tokens take its place: it is hashed under a name of its own
-        digest = blake2b(digest.digest(), digest_size=32, person=b"named state")
-        digest.update(blake2b(origin.encode()).digest())
-    data = np.fromiter(tokens, "<i4", len(tokens)).data
-    start = 0
-    for length in lengths:
-        assert start <= length <= len(data), (start, length, len(data))
-        digest.update(data[start:length])
-        start = length
-        yield digest.digest()
-
-
 @dataclass(eq=False, slots=True)
 class _Entry:
     """One state. ``priority`` is Pr of the module's formula, ``age`` the moment of its last use."""
 
     owner: str
-    key: bytes
-    num_tokens: int
-    block: StateBlock
+    prefix: Prefix
     priority: float
     age: int
     num_uses: int = 1
 
     def worth(self) -> float:
         """Fr Cost / Size of the module's formula."""
-        return self.num_uses * self.num_tokens / self.block.num_bytes
+        return self.num_uses * self.prefix.num_tokens / self.num_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        return self.prefix.block.num_bytes
 
 
 @dataclass(slots=True)
@@ -121,14 +76,15 @@ class _Owned:
     num_of_length: Counter[int] = field(default_factory=Counter)
 
     def add(self, entry: _Entry) -> None:
-        self.entries[entry.key] = entry
-        self.num_of_length[entry.num_tokens] += 1
+        self.entries[entry.prefix.key] = entry
+        self.num_of_length[entry.prefix.num_tokens] += 1
 
     def remove(self, entry: _Entry) -> None:
-        del self.entries[entry.key]
-        self.num_of_length[entry.num_tokens] -= 1
-        if not self.num_of_length[entry.num_tokens]:
-            del self.num_of_length[entry.num_tokens]
+        num_tokens = entry.prefix.num_tokens
+        del self.entries[entry.prefix.key]
+        self.num_of_length[num_tokens] -= 1
+        if not self.num_of_length[num_tokens]:
+            del self.num_of_length[num_tokens]
 
 
 class PrefixCache:
@@ -155,57 +111,46 @@ class PrefixCache:
         self._clock = 0.0
         self._age = 0
 
-    def lookup(self, owner: str, tokens: Sequence[int], origin: str = "") -> Hit | None:
+    def lookup(self, owner: str, tokens: Sequence[int], origin: str = "") -> Prefix | None:
         """The longest prefix of ``tokens``, after ``origin``, that is here and leaves one to feed.
 
         Counts a hit or a miss. Takes about 35 ns for each token, and no more
         than a microsecond for each length that the owner's entries have.
         """
-        entry = self._longest(owner, tokens, origin)
-        if entry is None:
-            self.num_misses += 1
-            return None
-        self.num_hits += 1
-        self.saved_tokens_total += entry.num_tokens
-        entry.num_uses += 1
-        entry.priority = self._clock + entry.worth()
-        entry.age = self._next_age()
-        return Hit(entry.num_tokens, entry.block)
+        return self._used(self._longest(owner, tokens, origin))
 
-    def insert(
-        self,
-        owner: str,
-        tokens: Sequence[int],
-        block: StateBlock,
-        origin: str = "",
-        continues: int = 0,
-    ) -> None:
-        """Keeps ``block``, the state after ``origin`` and all of ``tokens``, unless it is here.
+    def find(self, owner: str, key: bytes) -> Prefix | None:
+        """The one of this key, however long it is. Counts a hit or a miss."""
+        owned = self._owners.get(owner)
+        return self._used(None if owned is None else owned.entries.get(key))
 
-        It takes the place of the entry of ``continues`` tokens that it was computed from, where
-        no other prompt has used that one: the earlier turn of a conversation.
+    def insert(self, owner: str, prefix: Prefix, continued: bytes | None = None) -> bool:
+        """Keeps ``prefix``, unless it is here; returns whether it is here now.
+
+        It takes the place of the entry whose key is ``continued``, that it was computed from,
+        where no other prompt has used that one: the earlier turn of a conversation.
         """
-        assert tokens
-        lengths = (*((continues,) if continues else ()), len(tokens))
-        *earlier, key = keys(owner, tokens, lengths, origin)
+        assert prefix.num_tokens > 0
+        block = prefix.block
         entries = self._owners[owner].entries if owner in self._owners else {}
-        if key in entries:
-            return
+        if prefix.key in entries:
+            return True
         if block.num_bytes > self._max_bytes:
-            return
+            return False
         if not self._has_room(block):
-            superseded = entries.get(earlier[0]) if earlier else None
+            superseded = None if continued is None else entries.get(continued)
             if superseded is not None and superseded.num_uses <= 2:
                 self._supersede(superseded)
         while not self._has_room(block):
             self._evict()
-        entry = _Entry(owner, key, len(tokens), block, 0.0, self._next_age())
+        entry = _Entry(owner, prefix, 0.0, self._next_age())
         entry.priority = self._clock + entry.worth()
         self._owners.setdefault(owner, _Owned()).add(entry)
         heapq.heappush(self._queue, (entry.priority, entry.age, entry))
         self.num_entries += 1
         self._num_bytes += block.num_bytes
-        self._inserted.append(Evicted(owner, key, len(tokens), block, kept=True))
+        self._inserted.append(Evicted(owner, prefix, kept=True))
+        return True
 
     def take_evicted(self) -> list[Evicted]:
         """What is new since the last call and what was evicted, each oldest first.
@@ -216,6 +161,17 @@ class PrefixCache:
         self._inserted.clear()
         self._evicted.clear()
         return taken
+
+    def _used(self, entry: _Entry | None) -> Prefix | None:
+        if entry is None:
+            self.num_misses += 1
+            return None
+        self.num_hits += 1
+        self.saved_tokens_total += entry.prefix.num_tokens
+        entry.num_uses += 1
+        entry.priority = self._clock + entry.worth()
+        entry.age = self._next_age()
+        return entry.prefix
 
     def _longest(self, owner: str, tokens: Sequence[int], origin: str) -> _Entry | None:
         """Looks at the short lengths first, because hashing goes that way."""
@@ -255,8 +211,8 @@ class PrefixCache:
         if not owned.entries:
             del self._owners[entry.owner]
         self.num_entries -= 1
-        self._num_bytes -= entry.block.num_bytes
-        self._evicted.append(Evicted(entry.owner, entry.key, entry.num_tokens, entry.block))
+        self._num_bytes -= entry.num_bytes
+        self._evicted.append(Evicted(entry.owner, entry.prefix))
 
     def _next_age(self) -> int:
         self._age += 1

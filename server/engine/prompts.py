@@ -6,10 +6,12 @@ from collections import deque
 from dataclasses import replace
 
 from server.engine.live import Live
+from server.engine.prefix import Prefix, PrefixHandle, PrefixNotFound, keys
 from server.engine.prefix_cache import PrefixCache, boundaries
 from server.engine.sampling import MAX_SEED
 from server.engine.sessions import SessionTable
 from server.engine.types import Request
+from server.engine.value import SessionValue, StateBlock
 
 
 class Prompts:
@@ -20,10 +22,21 @@ class Prompts:
     ) -> None:
         self._sessions, self._prefixes, self._grid = sessions, prefixes, grid
 
+    def start_of(self, owner: str, handle: str) -> SessionValue:
+        """What a session begins with that continues the prompt that ``handle`` names.
+
+        Raises `InvalidRequest` and `PrefixNotFound`.
+        """
+        named = PrefixHandle.parse(handle)
+        prefix = None if self._prefixes is None else self._prefixes.find(owner, named.key)
+        if prefix is None:
+            raise PrefixNotFound
+        return named.start(prefix)
+
     def expect(self, live: Live, prompt: tuple[int, ...]) -> None:
         """Notes where the prompt of a new session will be worth keeping, or be copied.
 
-        What a named state leaves unread, its last token, is the first of that prompt.
+        What a named state or a prefix leaves unread, its last token, is the first of that prompt.
         """
         session = live.session
         if live.alone:
@@ -54,6 +67,7 @@ class Prompts:
         self._sessions.put(session, hit.block)
         session.advance(live.prompt[: hit.num_tokens])
         live.num_cached = hit.num_tokens
+        self._name(live, hit)
         while live.boundaries and live.boundaries[0] <= session.position:
             live.boundaries.popleft()
         self._drop_read_prompt(live)
@@ -66,11 +80,25 @@ class Prompts:
             state = self._sessions.state_of(session)
             assert state is not None and self._prefixes is not None
             if self._sessions.is_finite(state):
-                read = live.prompt[: place - live.prompt_at]
-                continues = live.num_cached if place == live.cached_at[-1] else 0
-                origin = session.origin_digest
-                self._prefixes.insert(live.owner, read, state, origin, continues)
+                self._keep(live, place, state)
         self._drop_read_prompt(live)
+
+    def _keep(self, live: Live, place: int, state: StateBlock) -> None:
+        """The cache takes ``state``, which has seen the text up to ``place``."""
+        session = live.session
+        read = live.prompt[: place - live.prompt_at]
+        continued = live.num_cached if place == live.cached_at[-1] else 0
+        lengths = (*((continued,) if continued else ()), len(read))
+        *earlier, key = keys(live.owner, read, lengths, session.origin_digest)
+        prefix = Prefix(key, len(read), state, place, tuple(session.recent))
+        assert self._prefixes is not None
+        if self._prefixes.insert(live.owner, prefix, earlier[0] if earlier else None):
+            self._name(live, prefix)
+
+    def _name(self, live: Live, prefix: Prefix) -> None:
+        """Notes the handle of a prompt that ``prefix`` is the last state of."""
+        if live.request.return_prefix and prefix.position >= live.cached_at[-1]:
+            live.prefix = str(PrefixHandle(prefix.key, live.prompt[prefix.num_tokens :]))
 
     def _drop_read_prompt(self, live: Live) -> None:
         if not live.boundaries:

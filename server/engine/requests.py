@@ -174,6 +174,7 @@ class RequestTable:
             error,
             grammar_ended=grammar_ended,
             thought=thought,
+            prefix=live.prefix,
             **_read(live, reason),
         )
         self.events.append(finished)

@@ -104,7 +104,8 @@ class Request:
     A new session begins with the named state ``state``; `Engine.submit` gets that state itself.
     Later prompts will begin with ``cache_at`` of the ``tokens``: the prefix cache keeps the states
     there. Without ``speculation`` each step draws one of its tokens; a text like ``prediction`` is
-    expected, which costs nothing but time where it is not what comes.
+    expected, which costs nothing but time where it is not what comes. A new session may also
+    continue the prompt that the handle ``prefix`` names. ``return_prefix`` asks for such a handle.
     """
 
     request_id: str
@@ -126,6 +127,8 @@ class Request:
     cache_at: tuple[int, ...] = ()
     speculation: bool = True
     prediction: tuple[int, ...] = ()
+    prefix: str | None = None
+    return_prefix: bool = False
 
     @property
     def num_branches(self) -> int:
@@ -218,7 +221,8 @@ class Finished:
     tokens, where `SamplingParams.logprob` asked for them. ``embedding`` is the mean
     over the fed tokens of the hidden state after the last norm. ``grammar_ended``
     says that the text that a grammar asks for is complete. ``thought`` is what was held
-    back of the thinking.
+    back of the thinking. ``prefix`` is the handle of the prompt, where the request asked for one
+    and the prompt's state is kept.
     """
 
     request_id: str
@@ -235,6 +239,7 @@ class Finished:
     embedding: tuple[float, ...] | None = None
     grammar_ended: bool = False
     thought: str = ""
+    prefix: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

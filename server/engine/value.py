@@ -81,7 +81,7 @@ class Constraint(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """The named state that a session's text begins with: its digest, and its tokens of text."""
+    """What a session's text begins with, a named state or a prefix: its digest, and its tokens."""
 
     digest: str
     length: int
@@ -113,8 +113,8 @@ class SessionValue:
     the state has seen, for penalties, ``undecoded`` the bytes of an unfinished
     character. ``seq`` numbers the events sent, ``log_index`` the log's entries.
     ``constraint`` is one whose text has not ended. ``state`` None is the empty one.
-    With an ``origin`` the text began with a named state, which may have seen no token and
-    is not the empty one even so.
+    With an ``origin`` the text began with a prefix, or with a named state, which may have seen no
+    token and is not the empty one even so.
     """
 
     id: str
@@ -162,7 +162,7 @@ class SessionValue:
 
 
 class Opened(NamedTuple):
-    """A session that is new: empty, forked, imported or begun from a named state."""
+    """A session that is new: empty, forked, imported or begun with what others have read."""
 
     value: SessionValue
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from server.engine.engine import Engine
-from server.engine.prefix_cache import Evicted
+from server.engine.prefix import Evicted
 from server.engine.types import EngineStats, Event
 from server.errors import InternalFailure, QueueFull, RequestError
 from server.observability.metrics import Metrics

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from server.engine.prefix_cache import Evicted
+from server.engine.prefix import Evicted
 from server.engine.types import Event, Failed, Finished, TokenEvent
 from server.engine.value import Accepted, Record
 from server.errors import RequestError

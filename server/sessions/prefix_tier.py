@@ -13,9 +13,11 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Protocol
 
-from server.engine.prefix_cache import FIRST_POWER, Evicted, Hit
+from server.engine.prefix import Evicted, Prefix, PrefixHandle
+from server.engine.prefix_cache import FIRST_POWER
 from server.engine.types import Request
 from server.engine.value import SessionValue
 from server.runtime.async_engine import AsyncEngine
@@ -32,11 +34,14 @@ class Prefixes(Protocol):
     def put(self, evicted: Sequence[Evicted]) -> None:
         """Keeps these. Raises `OSError`."""
 
-    def find(self, owner: str, tokens: Sequence[int], origin: str = "") -> Hit | None:
+    def find(self, owner: str, tokens: Sequence[int], origin: str = "") -> Prefix | None:
         """The longest beginning of ``tokens`` that is here and not in memory.
 
-        See `server.engine.prefix_cache.keys` for ``origin``.
+        See `server.engine.prefix.keys` for ``origin``.
         """
+
+    def named(self, owner: str, key: bytes) -> Prefix | None:
+        """The one of this key, where it is here and not in memory."""
 
 
 class PrefixTier:
@@ -70,18 +75,15 @@ class PrefixTier:
     async def fetch(self, request: Request, start: SessionValue | None = None) -> None:
         """Brings the beginning of the request's prompt back to the engine, if it is there.
 
-        ``start`` is the named state that its session begins with.
+        ``start`` is the named state that its session begins with. Or the beginning that the
+        request names.
         """
-        if request.session is not None or len(request.tokens) < FIRST_POWER or request.score:
+        find = self._wanted(request, start)
+        if find is None or (self._overdue is not None and not self._overdue.done()):
             return
-        if self._overdue is not None and not self._overdue.done():
-            return
-        text = (*self._before(request, start), *request.tokens)
-        origin = "" if start is None or start.origin is None else start.origin.digest
         loop = asyncio.get_running_loop()
-        asked = (request.owner, text, origin)
-        finding = loop.run_in_executor(self._thread, self._prefixes.find, *asked)
-        fetching = loop.create_task(self._fetch(*asked, finding))
+        finding = loop.run_in_executor(self._thread, find)
+        fetching = loop.create_task(self._fetch(request.owner, finding))
         self._fetching.add(fetching)
         fetching.add_done_callback(self._fetched)
         done, _ = await asyncio.wait({fetching}, timeout=self._timeout_s)
@@ -97,25 +99,28 @@ class PrefixTier:
         self._thread.submit(self._at_end)
         self._thread.shutdown()
 
+    def _wanted(
+        self, request: Request, start: SessionValue | None
+    ) -> Callable[[], Prefix | None] | None:
+        """What is to be asked for the request, if anything."""
+        if request.prefix is not None:
+            key = PrefixHandle.parse(request.prefix).key
+            return partial(self._prefixes.named, request.owner, key)
+        if request.session is not None or len(request.tokens) < FIRST_POWER or request.score:
+            return None
+        text = (*self._before(request, start), *request.tokens)
+        origin = "" if start is None or start.origin is None else start.origin.digest
+        return partial(self._prefixes.find, request.owner, text, origin)
+
     def _before(self, request: Request, start: SessionValue | None) -> tuple[int, ...]:
         """What the session's state has not seen before the request's own tokens."""
         if start is not None:
             return () if start.pending is None else (start.pending,)
         return (self._bos_token_id,) if request.start else ()
 
-    async def _fetch(
-        self,
-        owner: str,
-        text: tuple[int, ...],
-        origin: str,
-        finding: asyncio.Future[Hit | None],
-    ) -> None:
-        hit = await finding
-        if hit is not None:
-            beginning, block = text[: hit.num_tokens], hit.block
-            await self._async_engine.call(
-                lambda engine, now: engine.insert_prefix(owner, beginning, block, origin)
-            )
+    async def _fetch(self, owner: str, finding: asyncio.Future[Prefix | None]) -> None:
+        if (prefix := await finding) is not None:
+            await self._async_engine.call(lambda engine, now: engine.insert_prefix(owner, prefix))
 
     def _fetched(self, fetching: asyncio.Task[None]) -> None:
         """Requests that still wait for it see its error; for others it is none."""

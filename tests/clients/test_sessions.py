@@ -12,6 +12,7 @@ from clients.python import (
     HistoryGone,
     InvalidRequest,
     NotFound,
+    PrefixNotFound,
     Sampling,
     Session,
     SessionAttached,
@@ -72,6 +73,30 @@ def test_unknown_state_is_not_found(client: Client) -> None:
         with pytest.raises(NotFound, match="nowhere") as refused:
             ask(state="nowhere")
         assert refused.value.code == "state_not_found"
+
+
+def test_prompt_continues_a_prefix_by_its_handle(client: Client) -> None:
+    prompt, more = "There was a wood. " * 8, " Then came the fox."
+    options = Sampling(max_tokens=12, seed=2, ignore_eos=True)
+    whole = client.generate(prompt + more, **options).text()
+    generation = client.generate(prompt, return_prefix=True, **options)
+    assert generation.text()
+    assert generation.finished is not None
+    handle = generation.finished.prefix
+    assert handle is not None
+    assert client.complete(prompt, return_prefix=True, **options).prefix == handle
+    assert client.generate(more, prefix=handle, **options).text() == whole
+    answer = client.complete(more, prefix=handle, **options)
+    assert (answer.text, answer.prefix) == (whole, None)
+
+
+def test_unknown_prefix_is_not_found(client: Client) -> None:
+    unknown = "prefix_" + "A" * 48
+    with pytest.raises(PrefixNotFound, match="send the whole prompt") as refused:
+        client.complete(prefix=unknown)
+    assert refused.value.code == "prefix_not_found"
+    with pytest.raises(PrefixNotFound):
+        client.generate(prefix=unknown).text()
 
 
 def test_forks_continue_as_the_session_would(client: Client, session: Session) -> None:

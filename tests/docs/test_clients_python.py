@@ -36,7 +36,7 @@ def standalone(tmp_path_factory: pytest.TempPathFactory) -> Standalone:
 
 
 def test_pages_have_what_is_tested() -> None:
-    assert (len(python_blocks(GUIDE)), len(python_blocks(README)), len(COMMANDS)) == (8, 2, 2)
+    assert (len(python_blocks(GUIDE)), len(python_blocks(README)), len(COMMANDS)) == (9, 2, 2)
     assert "pip install ./clients/python" in GUIDE
     assert "pip install ./clients/python" in README
 

@@ -16,6 +16,7 @@ import pytest
 from benchmarks.websocket import TEXT, frame
 from server.api.openai.bodies import CompletionBody
 from server.api.schemas.requests import Append, Generate
+from server.engine.prefix import PrefixHandle
 from server.engine.types import Request
 from server.engine.value import SessionValue
 from tests.fakes import FakeEngine
@@ -37,7 +38,7 @@ NUMBERS = (
     *("logprobs", "top_logprobs", "prompt_logprobs"),
 )
 INTEGERS = ("max_tokens", "top_k", "seed", "n", "logprobs", "top_logprobs", "prompt_logprobs")
-FLAGS = ("ignore_eos", "keep", "stream", "echo", "return_token_ids")
+FLAGS = ("ignore_eos", "keep", "stream", "echo", "return_token_ids", "return_prefix")
 NO_FLAGS = ("0", "1", '"true"', '"false"', "[]", "{}", "NaN")
 
 RANGES = {
@@ -71,6 +72,11 @@ RANGES = {
         *("[]", "1", '"a"', '{"a": 1}', '{"-1": 1}', '{"257": 1}', '{"1": 101}', '{"1": -101}'),
         *('{"1": NaN}', '{"1": true}', '{"1": "2"}', '{"99999999999": 1}', '{" 1": 1}'),
         json.dumps({str(n): 1 for n in range(1025)}),
+    ),
+    "prefix": (
+        *("5", "true", '""', "[]", '"prefix_"', '"system prompt"', '"prefix_\\n"'),
+        *(json.dumps(f"prefix_{data}") for data in ("A" * 43 + "=", "A" * 47, "é" * 48)),
+        *(json.dumps("prefix_" + "A" * 4096), json.dumps(str(PrefixHandle(bytes(32), (257,))))),
     ),
     "speculation": ('"on"', '""', "true", "1", "[]"),
     "response_format": ('"json"', "[]", "{}", '{"type": 1}', '{"type": "json_schema"}', "true"),

@@ -13,6 +13,7 @@ from server.api.schemas.names import Label, ModelName
 from server.api.schemas.requests import (
     MAX_CHOICES,
     Continuation,
+    Prefixed,
     Sampling,
     StreamOptions,
     TokenIds,
@@ -101,7 +102,7 @@ class GenerationBody(Sampling, Continuation, Labels):
             raise invalid("idempotency_key", "cannot be combined with return_token_ids")
 
 
-class CompletionBody(GenerationBody):
+class CompletionBody(GenerationBody, Prefixed):
     """`POST /v1/completions`."""
 
     refused: ClassVar[Mapping[str, Refusal]] = COMPLETIONS

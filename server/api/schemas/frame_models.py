@@ -69,7 +69,10 @@ class TokenFrame(Frame):
 
 
 class FinishedFrame(Frame):
-    """The end of a generation; ``session`` is null where it ended with the request."""
+    """The end of a generation; ``session`` is null where it ended with the request.
+
+    ``prefix`` is there where the request had ``return_prefix`` and the prompt's state is kept.
+    """
 
     type: Literal["finished"]
     session: str | None
@@ -78,6 +81,7 @@ class FinishedFrame(Frame):
     text: str
     finish_reason: Literal["stop", "length", "cancelled", "error"]
     usage: UsageAnswer
+    prefix: NotRequired[str]
     error: NotRequired[str]
 
 

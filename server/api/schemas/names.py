@@ -12,6 +12,8 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
+from server.engine.prefix import MAX_HANDLE_CHARS
+
 #: C0, DEL, C1 and surrogates.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 #: The same for those who read our documents; a surrogate cannot be written in them.
@@ -47,6 +49,10 @@ IdempotencyKey = Annotated[
 ]
 #: Of a response, an item of one, or a call.
 ItemId = Annotated[str, StringConstraints(min_length=1, max_length=128), _NO_CONTROLS, _SHOWN]
+#: Of a prompt that was read: see `server.engine.prefix`.
+PrefixName = Annotated[
+    str, StringConstraints(min_length=1, max_length=MAX_HANDLE_CHARS), _NO_CONTROLS, _SHOWN
+]
 #: Of a named state: it is the name of a file, too.
 StateName = Annotated[str, StringConstraints(pattern=f"^{STATE_NAME}$")]
 ModelName = Annotated[str, StringConstraints(max_length=256), _NO_CONTROLS, _SHOWN]

@@ -16,6 +16,7 @@ from server.api.schemas.names import (
     Epoch,
     IdempotencyKey,
     ModelName,
+    PrefixName,
     RequestId,
     SessionId,
     StateName,
@@ -107,6 +108,13 @@ class Continuation(Once):
     speculation: Literal["auto", "off"] | None = None
 
 
+class Prefixed(Wire):
+    """A handle of a prompt that was read before, and whether one of this prompt is wanted."""
+
+    prefix: PrefixName | None = None
+    return_prefix: bool | None = None
+
+
 class StreamOptions(Wire):
     """OpenAI's options of a stream, and vLLM's: with ``continuous_usage_stats`` usage so far."""
 
@@ -166,7 +174,7 @@ class Create(CreateSessionBody, SocketMessage):
     type: Literal["create"]
 
 
-class Generate(Sampling, Continuation, SocketMessage):
+class Generate(Sampling, Prefixed, Continuation, SocketMessage):
     """Asks for tokens of ``model``, or of the session's, or the default one."""
 
     type: Literal["generate"]

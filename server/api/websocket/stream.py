@@ -227,7 +227,9 @@ class StreamCodec:
             return await append_request(service, id, self._owner, message.session, message)
         if message.session is not None or message.keep:
             self._caller.require("sessions")
-        return await generate_request(service, id, self._owner, message.prompt, message, message)
+        return await generate_request(
+            *(service, id, self._owner, message.prompt, message, message), prefixed=message
+        )
 
     def _detach(self, message: schemas.Detach) -> None:
         """Without effect on what is not alive, as a cancel is."""

@@ -20,12 +20,12 @@ from typing import NamedTuple, TypeVar
 import orjson
 import psycopg
 
-from server.engine.prefix_cache import Evicted, Hit, keys
+from server.engine.prefix import Evicted, Prefix, keys
 from server.store.base import Identity
 from server.store.errors import SnapshotBroken, SnapshotMismatch, StoreError
 from server.store.object_storage.objects import Connection, Objects
 from server.store.postgres.prefix_table import FOLDER, Found, PrefixRowKey, PrefixTable
-from server.store.state_file import decode_state, encode_state
+from server.store.prefix_file import decode_prefix, encode_prefix
 
 logger = logging.getLogger(__name__)
 
@@ -92,10 +92,10 @@ class SharedPrefixes:
     def put(self, evicted: Sequence[Evicted]) -> None:
         """Writes states, each once for all replicas."""
         for entry in evicted:
-            if entry.num_tokens >= self._limits.min_tokens and self._is_news(entry):
+            if entry.prefix.num_tokens >= self._limits.min_tokens and self._is_news(entry):
                 self._ask(partial(self._put, entry), None)
 
-    def find(self, owner: str, tokens: Sequence[int], origin: str = "") -> Hit | None:
+    def find(self, owner: str, tokens: Sequence[int], origin: str = "") -> Prefix | None:
         """The state of the longest beginning of ``tokens`` that is here and is not all of them.
 
         None as well where memory has that one already.
@@ -103,6 +103,10 @@ class SharedPrefixes:
         if len(tokens) <= self._limits.min_tokens:
             return None
         return self._ask(partial(self._find, owner, tokens, origin), None)
+
+    def named(self, owner: str, key: bytes) -> Prefix | None:
+        """The one of this key; None as well where memory has it already."""
+        return self._ask(partial(self._named, owner, key), None)
 
     def sweep(self) -> None:
         """Deletes prompts' states without a row, of any replica. `put` does it as well."""
@@ -137,10 +141,11 @@ class SharedPrefixes:
 
     def _is_news(self, entry: Evicted) -> bool:
         """Also notes whether memory keeps it: no, if it comes from here and is new to memory."""
-        was_kept = self._is_kept(entry.key)
-        self._kept.pop(entry.key, None)
+        key = entry.prefix.key
+        was_kept = self._is_kept(key)
+        self._kept.pop(key, None)
         if entry.kept:
-            self._keep(entry.key)
+            self._keep(key)
         return not (entry.kept and was_kept)
 
     def _is_kept(self, key: bytes) -> bool:
@@ -161,44 +166,54 @@ class SharedPrefixes:
 
     def _find(
         self, owner: str, tokens: Sequence[int], origin: str, link: _PrefixConnection
-    ) -> Hit | None:
+    ) -> Prefix | None:
         ours = self._space, _digest(owner.encode())
         with link.table.transaction():
             lengths = link.table.lengths(*ours, self._limits.min_tokens, len(tokens))
             if not lengths:
                 return None
             found_keys = keys(owner, tokens[: lengths[-1]], lengths, origin)
-            known = [key.hex() for key in found_keys]
-            while (found := link.table.longest(*ours, known)) is not None:
-                key = bytes.fromhex(found.place.key)
-                if self._is_kept(key):
-                    return None
-                hit = self._read(found, link)
-                if hit is not None:
-                    link.table.use(found.place, self._limits.rarely_s)
-                    self._keep(key)
-                    self.num_hits += 1
-                    return hit
-                link.table.remove(found)
+            return self._longest(ours, [key.hex() for key in found_keys], link)
+
+    def _named(self, owner: str, key: bytes, link: _PrefixConnection) -> Prefix | None:
+        with link.table.transaction():
+            return self._longest((self._space, _digest(owner.encode())), [key.hex()], link)
+
+    def _longest(
+        self, ours: tuple[str, str], known: Sequence[str], link: _PrefixConnection
+    ) -> Prefix | None:
+        """The first that can be read, in a transaction; those that cannot are removed."""
+        while (found := link.table.longest(*ours, known)) is not None:
+            key = bytes.fromhex(found.place.key)
+            if self._is_kept(key):
+                return None
+            hit = self._read(found, link)
+            if hit is not None:
+                link.table.use(found.place, self._limits.rarely_s)
+                self._keep(key)
+                self.num_hits += 1
+                return hit
+            link.table.remove(found)
         return None
 
-    def _read(self, found: Found, link: _PrefixConnection) -> Hit | None:
+    def _read(self, found: Found, link: _PrefixConnection) -> Prefix | None:
         try:
             data = link.objects.get(found.name)
-            block = decode_state(data, self._identity, found.num_tokens)
+            key = bytes.fromhex(found.place.key)
+            return decode_prefix(data, self._identity, key, found.num_tokens)
         except (SnapshotBroken, SnapshotMismatch) as error:
             logger.warning("a cached prompt's state cannot be used: %s", error)
             return None
-        return Hit(found.num_tokens, block)
 
     def _put(self, entry: Evicted, link: _PrefixConnection) -> None:
         table, objects = link
-        place = PrefixRowKey(self._space, _digest(entry.owner.encode()), entry.key.hex())
+        prefix = entry.prefix
+        place = PrefixRowKey(self._space, _digest(entry.owner.encode()), prefix.key.hex())
         with table.transaction():
             if table.is_here(place):
                 return
-        found = Found(place, entry.num_tokens, f"{FOLDER}{secrets.token_hex(16)}")
-        parts = encode_state(entry.block, self._identity, entry.num_tokens)
+        found = Found(place, prefix.num_tokens, f"{FOLDER}{secrets.token_hex(16)}")
+        parts = encode_prefix(prefix, self._identity)
         num_bytes = sum(memoryview(part).nbytes for part in parts)
         with table.transaction(synced=True):
             table.announce(found.name, self._limits.grace_s)

@@ -14,11 +14,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-from server.engine.prefix_cache import Evicted, Hit, keys
+from server.engine.prefix import Evicted, Prefix, keys
 from server.store.base import Identity
 from server.store.errors import StoreError
 from server.store.files import Files, replace
-from server.store.state_file import decode_state, encode_state
+from server.store.prefix_file import decode_prefix, encode_prefix
 
 logger = logging.getLogger(__name__)
 
@@ -57,18 +57,18 @@ class PrefixFiles:
 
     def put(self, evicted: Sequence[Evicted]) -> None:
         """Writes states, each once. Raises `OSError`."""
-        for entry in evicted:
-            place = _Place(_folder(entry.owner), entry.key.hex(), entry.num_tokens)
+        for owner, prefix, _ in evicted:
+            place = _Place(_folder(owner), prefix.key.hex(), prefix.num_tokens)
             self._lent.discard(place)
             if place in self._places:
                 continue
-            data = encode_state(entry.block, self._identity, entry.num_tokens)
+            data = encode_prefix(prefix, self._identity)
             replace(self._files, self._path / place.name, data, is_synced=False)
             self._add(place)
             while self._num_bytes > self._max_bytes and len(self._places) > 1:
                 self._remove(next(iter(self._places)))
 
-    def find(self, owner: str, tokens: Sequence[int], origin: str = "") -> Hit | None:
+    def find(self, owner: str, tokens: Sequence[int], origin: str = "") -> Prefix | None:
         """The state of the longest beginning of ``tokens`` that is here and is not all of them.
 
         None as well where that one has been given out and not been put back: it is
@@ -87,17 +87,26 @@ class PrefixFiles:
                 return hit
         return None
 
-    def _read(self, place: _Place) -> Hit | None:
+    def named(self, owner: str, key: bytes) -> Prefix | None:
+        """The one of this key; None as well where it is in memory, as in `find`."""
+        folder, digits = _folder(owner), key.hex()
+        place = next((p for p in self._places if (p.folder, p.key) == (folder, digits)), None)
+        if place is None or place in self._lent or (hit := self._read(place)) is None:
+            return None
+        self._lent.add(place)
+        return hit
+
+    def _read(self, place: _Place) -> Prefix | None:
         try:
             data = self._files.read(self._path / place.name)
-            block = decode_state(data, self._identity, place.num_tokens)
+            prefix = decode_prefix(data, self._identity, bytes.fromhex(place.key), place.num_tokens)
         except (OSError, StoreError) as error:
             logger.warning("a cached prompt's state cannot be used: %s", error)
             self._remove(place)
             return None
         self._places.move_to_end(place)
         self.num_hits += 1
-        return Hit(place.num_tokens, block)
+        return prefix
 
     def _add(self, place: _Place) -> None:
         self._places[place] = None

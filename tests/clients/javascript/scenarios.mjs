@@ -58,6 +58,19 @@ export const scenarios = {
     same(error.code, "state_not_found");
   },
 
+  async "a prompt continues a prefix by its handle"({ connect }) {
+    const client = connect();
+    const [prompt, more] = ["There was a wood. ".repeat(8), " Then came the fox."];
+    const wanted = await tokensOf(client.complete(prompt + more, some(9)));
+    const first = client.complete(prompt, { ...some(4), return_prefix: true });
+    await first.text();
+    const prefix = first.finished.prefix;
+    same(await tokensOf(client.complete(more, { ...some(9), prefix })), wanted);
+    const unknown = client.complete("", { ...some(4), prefix: `prefix_${"A".repeat(48)}` });
+    const error = await raises(everstream.PrefixNotFound, unknown.text());
+    same(error.code, "prefix_not_found");
+  },
+
   async "a session lives until it is deleted"({ connect }) {
     const session = await connect().createSession();
     const appended = await session.append("Once upon a time", { logprobs: true });

@@ -18,10 +18,10 @@ from server.store.postgres.connecting import connect
 from server.store.postgres.database import PostgresDatabase
 from server.store.postgres.migrations import migrate
 from server.store.postgres.shared_prefixes import SharedLimits, SharedPrefixes
-from server.store.state_file import encode_state
+from server.store.prefix_file import encode_prefix
 from tests.postgres import Postgres
 from tests.s3_server import S3Server
-from tests.server.store.prefixes import IDENTITY, TEXT, found, new
+from tests.server.store.prefixes import IDENTITY, TEXT, found, named, new
 
 SCHEMA = "everstream_test"
 
@@ -166,6 +166,16 @@ def test_what_one_replica_puts_another_finds(replicas: Replicas) -> None:
     assert len(one) == len(other) == 3
 
 
+def test_what_one_replica_puts_another_finds_by_its_key(replicas: Replicas) -> None:
+    one, other = replicas.new(), replicas.new()
+    one.put([new(128, 1), new(256, 2)])
+    assert not named(other, new(128, 1), owner="b")
+    assert not named(other, new(200, 1))
+    assert named(other, new(128, 1))
+    assert not named(other, new(128, 1)), "it is in memory now"
+    assert found(other) == (256, 2)
+
+
 def test_another_owner_or_text_finds_nothing(replicas: Replicas) -> None:
     one, other = replicas.new(), replicas.new()
     one.put([new(128)])
@@ -229,7 +239,7 @@ def test_longer_entry_of_another_is_returned_despite_one_in_memory(replicas: Rep
 
 
 def test_least_recently_used_is_evicted_first_across_replicas(replicas: Replicas) -> None:
-    size = sum(memoryview(part).nbytes for part in encode_state(new(128).block, IDENTITY, 128))
+    size = sum(memoryview(part).nbytes for part in encode_prefix(new(128).prefix, IDENTITY))
     one, other = (replicas.new(max_bytes=2 * size + 1) for _ in range(2))
     one.put([new(128, 1), new(256, 2)])
     assert found(replicas.new(), text=TEXT[:200]) == (128, 1)
@@ -244,7 +254,7 @@ def test_least_recently_used_is_evicted_first_across_replicas(replicas: Replicas
 def test_lower_limit_evicts_any_number_of_entries(replicas: Replicas) -> None:
     texts = [(token, *TEXT) for token in range(70)]
     replicas.new().put([new(128, token, text=text) for token, text in enumerate(texts)])
-    size = sum(memoryview(part).nbytes for part in encode_state(new(128).block, IDENTITY, 128))
+    size = sum(memoryview(part).nbytes for part in encode_prefix(new(128).prefix, IDENTITY))
     one = replicas.new(max_bytes=2 * size)
     one.put([new(128, 70)])
     assert len(one) == 2
@@ -259,7 +269,9 @@ def test_entry_larger_than_the_limit_is_not_stored(replicas: Replicas) -> None:
 
 
 def test_limit_counts_the_states_of_other_models(replicas: Replicas) -> None:
-    old, present = replicas.new(replace(IDENTITY, model="old")), replicas.new(max_bytes=600)
+    size = sum(memoryview(part).nbytes for part in encode_prefix(new(128).prefix, IDENTITY))
+    old = replicas.new(replace(IDENTITY, model="old"))
+    present = replicas.new(max_bytes=size * 3 // 2)
     old.put([new(128)])
     present.put([new(128)])
     assert (len(old), len(present)) == (0, 1)

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from server.engine.prefix_cache import Evicted, PrefixCache, boundaries, keys
+from server.engine.prefix import Evicted, Prefix, keys
+from server.engine.prefix_cache import PrefixCache, boundaries
 from server.engine.value import StateBlock
 
 TORCH_GRID = (64, 16)
@@ -17,6 +18,19 @@ TORCH_GRID = (64, 16)
 
 def block(mark: int = 0) -> StateBlock:
     return StateBlock(np.full(8, mark, np.uint8))
+
+
+def insert(
+    cache: PrefixCache,
+    owner: str,
+    tokens: tuple[int, ...],
+    block: StateBlock,
+    continues: int = 0,
+) -> bool:
+    """The state after all of ``tokens``, computed from the one after ``continues`` of them."""
+    *earlier, key = keys(owner, tokens, (continues, len(tokens)) if continues else (len(tokens),))
+    prefix = Prefix(key, len(tokens), block, len(tokens), tokens)
+    return cache.insert(owner, prefix, earlier[0] if earlier else None)
 
 
 def evicted_of(cache: PrefixCache) -> list[Evicted]:
@@ -83,12 +97,12 @@ def test_boundaries_that_are_asked_for_replace_the_last_token_but_one_near_them(
 def test_longer_entry_takes_the_place_of_the_one_that_it_alone_continues(num_turns: int) -> None:
     """The other entry is worth less, but nothing shows that its text is over."""
     cache = PrefixCache(2, max_evicted=8)
-    cache.insert("me", (7,), block())
-    cache.insert("me", (1, 2), block())
+    insert(cache, "me", (7,), block())
+    insert(cache, "me", (1, 2), block())
     for _ in range(num_turns):
         cache.lookup("me", (1, 2, 3, 4))
-    cache.insert("me", (1, 2, 3), block(), continues=2)
-    assert [entry.num_tokens for entry in evicted_of(cache)] == [2 if num_turns == 1 else 1]
+    insert(cache, "me", (1, 2, 3), block(), continues=2)
+    assert [entry.prefix.num_tokens for entry in evicted_of(cache)] == [2 if num_turns == 1 else 1]
 
 
 @given(num_tokens=st.integers(0, 200_000), grid=st.sampled_from([(), (16,), (48,), TORCH_GRID]))
@@ -137,45 +151,48 @@ def test_keys_stay_what_they_are() -> None:
 def test_untaken_evicted_entries_are_bounded() -> None:
     cache = PrefixCache(1, max_evicted=2)
     for token in range(5):
-        cache.insert("me", (token,), block(token))
-    assert [int(e.block.data[0]) for e in evicted_of(cache)] == [2, 3]
+        insert(cache, "me", (token,), block(token))
+    assert [int(e.prefix.block.data[0]) for e in evicted_of(cache)] == [2, 3]
     unasked = PrefixCache(1)
     for token in range(5):
-        unasked.insert("me", (token,), block())
+        insert(unasked, "me", (token,), block())
     assert unasked.take_evicted() == []
 
 
 def test_an_evicted_entry_comes_back_by_insert() -> None:
     cache = PrefixCache(1, max_evicted=1)
-    cache.insert("me", (1, 2), block(1))
-    cache.insert("me", (3, 4, 5), block(2))
+    insert(cache, "me", (1, 2), block(1))
+    insert(cache, "me", (3, 4, 5), block(2))
     (evicted,) = evicted_of(cache)
-    cache.insert("me", (1, 2), evicted.block)
+    insert(cache, "me", (1, 2), evicted.prefix.block)
     hit = cache.lookup("me", (1, 2, 3))
     assert hit is not None
-    assert hit.block is evicted.block
+    assert hit.block is evicted.prefix.block
 
 
 def test_new_entries_are_offered_once_and_before_they_are_evicted() -> None:
     cache = PrefixCache(1, max_evicted=8)
     for tokens, mark in (((1, 2), 1), ((3, 4, 5), 2), ((3, 4, 5), 3)):
-        cache.insert("me", tokens, block(mark))
+        insert(cache, "me", tokens, block(mark))
     cache.lookup("me", (3, 4, 5, 6))
     taken = cache.take_evicted()
-    assert [(e.kept, e.num_tokens, int(e.block.data[0])) for e in taken] == [
+    assert [(e.kept, e.prefix.num_tokens, int(e.prefix.block.data[0])) for e in taken] == [
         (True, 2, 1),
         (True, 3, 2),
         (False, 2, 1),
     ]
-    assert [e.key for e in taken[:2]] == [*keys("me", (1, 2), (2,)), *keys("me", (3, 4, 5), (3,))]
+    assert [e.prefix.key for e in taken[:2]] == [
+        *keys("me", (1, 2), (2,)),
+        *keys("me", (3, 4, 5), (3,)),
+    ]
     assert cache.take_evicted() == []
 
 
 def test_untaken_new_entries_are_bounded() -> None:
     cache = PrefixCache(8, max_evicted=2)
     for token in range(5):
-        cache.insert("me", (token,), block(token))
-    assert [int(e.block.data[0]) for e in cache.take_evicted()] == [3, 4]
+        insert(cache, "me", (token,), block(token))
+    assert [int(e.prefix.block.data[0]) for e in cache.take_evicted()] == [3, 4]
 
 
 @dataclass
@@ -188,7 +205,7 @@ class Known:
     num_uses: int = 1
 
 
-Prefix = tuple[str, tuple[int, ...]]
+Beginning = tuple[str, tuple[int, ...]]
 
 OWNERS = st.sampled_from(["me", "you"])
 #: Beginnings of three texts: one is often that of another, and the cache is always too small.
@@ -205,7 +222,7 @@ class Cache(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cache = PrefixCache(4, max_evicted=100)
-        self.known: dict[Prefix, Known] = {}
+        self.known: dict[Beginning, Known] = {}
         self.evicted: list[tuple[str, bytes, int, int]] = []
         self.clock = self.count = 0
         self.hits: list[int] = []
@@ -216,7 +233,7 @@ class Cache(RuleBasedStateMachine):
         self.count += 1
         mark = self.count % 256
         continues = min(continues, len(tokens) - 1)
-        self.cache.insert(owner, tokens, block(mark), "", continues)
+        insert(self.cache, owner, tokens, block(mark), continues)
         if (owner, tokens) in self.known:
             return
         if len(self.known) == 4:
@@ -250,10 +267,30 @@ class Cache(RuleBasedStateMachine):
         assert hit is None
         self.num_misses += 1
 
+    @rule(owner=OWNERS, tokens=TOKENS)
+    def find(self, owner: str, tokens: tuple[int, ...]) -> None:
+        self.count += 1
+        (key,) = keys(owner, tokens, (len(tokens),))
+        assert self.cache.find("you" if owner == "me" else "me", key) is None
+        self.num_misses += 1
+        found, entry = self.cache.find(owner, key), self.known.get((owner, tokens))
+        if entry is None:
+            assert found is None
+            self.num_misses += 1
+            return
+        entry.num_uses += 1
+        entry.priority = self.clock + entry.num_uses * len(tokens)
+        entry.last_use = self.count
+        assert found is not None
+        assert (found.num_tokens, int(found.block.data[0])) == (len(tokens), entry.mark)
+        self.hits.append(len(tokens))
+
     @rule()
     def take_evicted(self) -> None:
         taken = evicted_of(self.cache)
-        found = [(e.owner, e.key, e.num_tokens, int(e.block.data[0])) for e in taken]
+        found = [
+            (e.owner, e.prefix.key, e.prefix.num_tokens, int(e.prefix.block.data[0])) for e in taken
+        ]
         assert found == self.evicted
         self.evicted = []
 

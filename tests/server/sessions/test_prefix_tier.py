@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from server.engine.prefix_cache import Evicted, Hit, keys
+from server.engine.prefix import Evicted, Prefix, PrefixHandle, keys
 from server.engine.types import Request, SamplingParams
 from server.engine.value import StateBlock
 from server.sessions.prefix_tier import MAX_UNWRITTEN, PrefixTier
@@ -20,13 +21,14 @@ from tests.server.running_engine import driving, run, until
 PREFIXES: dict[str, Any] = {"max_prefixes": 64, "max_evicted_prefixes": 64}
 TEXT = tuple(range(1, 201))
 BLOCK = StateBlock(np.zeros(STATE_BYTES, np.uint8))
+HIT = Prefix(next(keys("me", TEXT, (128,))), 128, BLOCK, 128, TEXT[:128])
 
 
 class FakePrefixes:
     """Has what ``hits`` says; waits before each call until the test opens ``gate``."""
 
     def __init__(self) -> None:
-        self.hits: dict[str, Hit] = {}
+        self.hits: dict[str, Prefix] = {}
         self.calls: list[str] = []
         self.put_entries: list[Evicted] = []
         self.gate = threading.Event()
@@ -40,9 +42,13 @@ class FakePrefixes:
             raise self.error
         self.put_entries += evicted
 
-    def find(self, owner: str, tokens: Sequence[int], origin: str = "") -> Hit | None:
+    def find(self, owner: str, tokens: Sequence[int], origin: str = "") -> Prefix | None:
         self._call(f"find {owner}")
         return self.hits.get(owner)
+
+    def named(self, owner: str, key: bytes) -> Prefix | None:
+        self._call(f"named {owner}")
+        return self.hits.get(owner) if key == HIT.key else None
 
     def _call(self, name: str) -> None:
         self.entered.set()
@@ -56,12 +62,12 @@ def request(id: str = "r", owner: str = "me", tokens: tuple[int, ...] = TEXT) ->
 
 def entry(token: int, kept: bool = False) -> Evicted:
     (key,) = keys("me", (token,), (1,))
-    return Evicted("me", key, 1, BLOCK, kept)
+    return Evicted("me", Prefix(key, 1, BLOCK, 1, (token,)), kept)
 
 
 async def test_found_state_is_loaded_into_the_engine() -> None:
     prefixes = FakePrefixes()
-    prefixes.hits["me"] = Hit(128, BLOCK)
+    prefixes.hits["me"] = HIT
     async with driving(FakeEngine(**PREFIXES)) as async_engine:
         tier = PrefixTier(async_engine, prefixes, EOS)
         await tier.fetch(request())
@@ -69,6 +75,19 @@ async def test_found_state_is_loaded_into_the_engine() -> None:
         assert (await async_engine.stats()).prefix_entries == 1
         tier.close()
     assert prefixes.calls == ["find me", "find you"]
+
+
+async def test_named_state_is_loaded_into_the_engine_however_short_the_rest_is() -> None:
+    prefixes = FakePrefixes()
+    prefixes.hits["me"] = HIT
+    async with driving(FakeEngine(**PREFIXES)) as async_engine:
+        tier = PrefixTier(async_engine, prefixes, EOS)
+        named = str(PrefixHandle(HIT.key, (7,)))
+        for owner in ("you", "me"):
+            await tier.fetch(replace(request(owner=owner, tokens=()), prefix=named))
+        assert (await async_engine.stats()).prefix_entries == 1
+        tier.close()
+    assert prefixes.calls == ["named you", "named me"]
 
 
 async def test_short_texts_and_kept_sessions_are_not_looked_for() -> None:
@@ -89,7 +108,7 @@ async def test_new_states_go_to_a_shared_tier_alone(shared: bool) -> None:
         await run(async_engine, request())
         await async_engine.stats()
         tier.close()
-    assert {e.num_tokens for e in prefixes.put_entries} == ({128, 199} if shared else set())
+    assert {e.prefix.num_tokens for e in prefixes.put_entries} == ({128, 199} if shared else set())
     assert all(e.kept for e in prefixes.put_entries)
 
 
@@ -100,12 +119,12 @@ async def test_evicted_states_go_to_every_tier() -> None:
         await run(async_engine, request())
         await async_engine.stats()
         tier.close()
-    assert [(e.num_tokens, e.kept) for e in prefixes.put_entries] == [(128, False)]
+    assert [(e.prefix.num_tokens, e.kept) for e in prefixes.put_entries] == [(128, False)]
 
 
 async def test_hanging_tier_delays_one_request_for_its_timeout() -> None:
     prefixes = FakePrefixes()
-    prefixes.hits["me"] = Hit(128, BLOCK)
+    prefixes.hits["me"] = HIT
     async with driving(FakeEngine(**PREFIXES)) as async_engine:
         tier = PrefixTier(async_engine, prefixes, EOS, shared=True, timeout_s=0.01)
         prefixes.gate.clear()
@@ -163,7 +182,7 @@ async def test_what_cannot_be_written_is_lost_alone(caplog: pytest.LogCaptureFix
 
 async def test_request_that_is_gone_leaves_its_state_to_others() -> None:
     prefixes = FakePrefixes()
-    prefixes.hits["me"] = Hit(128, BLOCK)
+    prefixes.hits["me"] = HIT
     async with driving(FakeEngine(**PREFIXES)) as async_engine:
         tier = PrefixTier(async_engine, prefixes, EOS)
         prefixes.gate.clear()

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from server.engine.prefix_cache import Evicted, Hit, keys
+from server.engine.prefix import Evicted, Prefix, keys
 from server.engine.value import StateBlock
 from server.store.base import Identity
 
@@ -17,7 +17,8 @@ TEXT = tuple(range(300))
 
 
 class Tier(Protocol):
-    def find(self, owner: str, tokens: Sequence[int]) -> Hit | None: ...
+    def find(self, owner: str, tokens: Sequence[int]) -> Prefix | None: ...
+    def named(self, owner: str, key: bytes) -> Prefix | None: ...
 
 
 def new(
@@ -29,10 +30,21 @@ def new(
 ) -> Evicted:
     """The state after ``length`` tokens, whose bytes are ``fill``."""
     (key,) = keys(owner, text[:length], (length,))
-    return Evicted(owner, key, length, StateBlock(np.full(STATE_BYTES, fill, np.uint8)), kept)
+    block = StateBlock(np.full(STATE_BYTES, fill, np.uint8))
+    return Evicted(owner, Prefix(key, length, block, length + 7, text[length - 4 : length]), kept)
 
 
 def found(tier: Tier, owner: str = "a", text: tuple[int, ...] = TEXT) -> tuple[int, int]:
     """Tokens and fill byte of what is found; zeros for nothing."""
     hit = tier.find(owner, text)
     return (0, 0) if hit is None else (hit.num_tokens, int(hit.block.data[0]))
+
+
+def named(tier: Tier, entry: Evicted, owner: str = "a") -> bool:
+    """Whether ``entry`` is found by its key, as it was put."""
+    prefix = tier.named(owner, entry.prefix.key)
+    if prefix is None:
+        return False
+    assert prefix._replace(block=entry.prefix.block) == entry.prefix
+    assert bytes(prefix.block.data) == bytes(entry.prefix.block.data)
+    return True

@@ -10,7 +10,7 @@ import pytest
 from server.store.base import Identity
 from server.store.files import DiskFiles
 from server.store.sqlite.prefix_files import PrefixFiles
-from tests.server.store.prefixes import IDENTITY, STATE_BYTES, TEXT, found, new
+from tests.server.store.prefixes import IDENTITY, STATE_BYTES, TEXT, found, named, new
 
 
 def files(path: Path, num: int = 8, identity: Identity = IDENTITY) -> PrefixFiles:
@@ -43,6 +43,16 @@ def test_what_was_given_out_is_in_memory_until_it_is_put_back(tmp_path: Path) ->
     assert found(tier) == (0, 0)
     tier.put([new(128, 1)])
     assert found(tier) == (128, 1)
+
+
+def test_state_is_found_by_its_key_alone_after_a_restart(tmp_path: Path) -> None:
+    files(tmp_path).put([new(128, 1), new(256, 2)])
+    tier = files(tmp_path)
+    assert not named(tier, new(128, 1), owner="b")
+    assert not named(tier, new(200, 1))
+    assert named(tier, new(128, 1))
+    assert not named(tier, new(128, 1)), "it is in memory now"
+    assert found(tier) == (256, 2)
 
 
 def test_least_recently_used_is_evicted_first(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ class Completion(TypedDict):
     """OpenAI's ``text_completion``, with the session, the seed and the position.
 
     ``position`` is null where there are several prompts, ``seed`` where nothing is generated.
+    ``prefix`` is there where it was asked for and the prompt's state is kept.
     """
 
     id: str
@@ -72,6 +73,7 @@ class Completion(TypedDict):
     session: str | None
     seed: int | None
     position: int | None
+    prefix: NotRequired[str]
 
 
 @dataclass(frozen=True, slots=True)

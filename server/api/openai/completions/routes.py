@@ -65,6 +65,7 @@ async def complete(request: Request) -> Response:
             num_drawn,
             ranked,
             num_scored,
+            prefixed=body,
         )
         requests.append(each)
         if len(prompts) > 1:
@@ -120,6 +121,8 @@ def _check(body: CompletionBody, num_top: int | None) -> None:
     """Raises `InvalidRequest` for fields that do not go together."""
     body.check(shows_logprobs=(num_top, body.prompt_logprobs) != (None, None))
     num_shown, num_drawn = body.n or 1, body.best_of or body.n or 1
+    if body.return_prefix and body.prompt is not None and len(prompts_in(body.prompt)) > 1:
+        raise invalid("return_prefix", "names one prompt: give it with one")
     if num_drawn < num_shown:
         raise invalid("best_of", "must be at least n")
     if num_drawn > num_shown and body.stream:

@@ -95,7 +95,8 @@ class CompletionWriter(AnswerWriter[TextChoice]):
     def _summary(self) -> dict[str, Any]:
         first = self._ends[0]
         position = first.position if len(self._requests) == 1 else None
-        return {**super()._summary(), "session": first.session, "position": position}
+        about = {"session": first.session, "position": position, **_handle(first)}
+        return {**super()._summary(), **about}
 
     # In chunks
 
@@ -135,7 +136,8 @@ class CompletionWriter(AnswerWriter[TextChoice]):
         if self._shown.token_ids:
             written["token_ids"] = []
         sse_id = self._sse_id(last.seq)
-        return self._chunk(written, sse_id, session=last.session, position=last.position)
+        place = {"session": last.session, "position": last.position}
+        return self._chunk(written, sse_id, **place, **_handle(last))
 
     def _started(self, choice: TextChoice, event: Started) -> bytes:
         """The prompt's text; for a kept session a chunk that names it, with text or without."""
@@ -203,6 +205,11 @@ class CompletionWriter(AnswerWriter[TextChoice]):
         choice.last = last
         if choice.request.sampling is None:
             self._so_far = Usage(self._so_far.prompt_tokens + last.usage.prompt_tokens, 0)
+
+
+def _handle(last: Finished) -> dict[str, str]:
+    """The prompt's, where there is one."""
+    return {} if last.prefix is None else {"prefix": last.prefix}
 
 
 def _scored_prompt(choice: TextChoice) -> Scored | Finished | None:
