@@ -15,7 +15,7 @@ import orjson
 from benchmarks.process import LOCAL
 from benchmarks.websocket import CLOSE, PING, PONG, TEXT, FrameParser, Received, frame, handshake
 
-#: Once in every event of a token.
+#: In the events of tokens of all protocols but OpenAI's chats.
 TOKEN_MARK = b'"position":'
 
 Frame = dict[str, Any]
@@ -37,13 +37,15 @@ class Opening(NamedTuple):
 
     head: bytes
     rest: bytes = b""
+    #: Once in every event of a token that comes back.
+    mark: bytes = TOKEN_MARK
 
 
 class Counter(asyncio.Protocol):
     """Sends ``opening``, counts the tokens that come back and notes the times between arrivals."""
 
     def __init__(self, opening: Opening) -> None:
-        self._opening = opening
+        self._opening, self._mark = opening, opening.mark
         self._tail = b""
         self._last_s = time.perf_counter()
         self.num_tokens = self.num_reads = self.num_bytes = 0
@@ -63,8 +65,8 @@ class Counter(asyncio.Protocol):
             self._transport.write(self._opening.rest)
         self.num_reads += 1
         self.num_bytes += len(data)
-        self.num_tokens += (self._tail + data).count(TOKEN_MARK)
-        self._tail = data[1 - len(TOKEN_MARK) :]
+        self.num_tokens += (self._tail + data).count(self._mark)
+        self._tail = data[1 - len(self._mark) :]
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.ended = True

@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.decode.peers import NATIVE_PEERS, OURS, TITLES
 from benchmarks.decode.report import MISSING, SHORT, points_of, rate_tables, where
+from benchmarks.pages.prompts import prompts_table
 from benchmarks.process import ROOT
 from benchmarks.report import RESULTS, Figures, markdown, read_result
 
@@ -166,6 +167,15 @@ def server_cost_table(cost: Figures) -> str:
     return markdown(head, body)
 
 
+def first_token_table(cost: Figures) -> str:
+    """The time to the first token of a short prompt, without the model."""
+    body = [
+        [way, f"{found['p50_ms']:.2f}", f"{found['p99_ms']:.2f}"]
+        for way, found in cost["first_token"].items()
+    ]
+    return markdown(["transport", "first token p50, ms", "p99, ms"], body)
+
+
 def capacity_table(capacity: Figures) -> str:
     """Bytes of sessions, and of a KV cache; microseconds of a copy."""
     sessions, fork = capacity["sessions"], capacity["fork"]
@@ -211,6 +221,8 @@ def tables() -> dict[str, str]:
         "roofline": roofline_table(rows),
         "serve": serve_table(read("serve")),
         "server_cost": server_cost_table(read("server_cost")),
+        "first_token": first_token_table(read("server_cost")),
+        "prompts": prompts_table(read("sessions_prompts")),
         "capacity": capacity_table(read("capacity")),
         "flatness": flatness_table(read("flatness_native")),
     }

@@ -1,8 +1,8 @@
-"""CPU time per streamed token of the server around a model that costs nothing.
+"""CPU time of each token, and the time to the first, of the server around a model without cost.
 
-64 streams over server-sent events, over as many WebSockets, and over one socket;
+64 streams over server-sent events, OpenAI's chats, as many WebSockets, and one socket;
 paced as by a model, and unpaced. The client only counts, in a process of its own.
-Reads Linux's `/proc`.
+Then the time to the first token of one request at a time. Reads Linux's `/proc`.
 """
 
 from __future__ import annotations
@@ -15,41 +15,53 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from benchmarks.machine import thread_seconds
-from benchmarks.pages.speed import server_cost_table
+from benchmarks.pages.speed import first_token_table, server_cost_table
 from benchmarks.process import ServerProcess, exit_on_sigterm
 from benchmarks.report import Figures, Result, command_line
+from benchmarks.server_cost.first_token import first_tokens
 from benchmarks.websocket import TEXT, frame, handshake
 from benchmarks.wire import Counter, Opening, connect, post
+from tests.fakes import MODEL
 
 WARM_UP_S = 1.0
 MAX_TOKENS = 1_000_000
+FIRST_MAX_TOKENS = 2
 STANDIN = "benchmarks.server_cost.standin"
 
 
-def sse_openings(streams: int) -> list[Opening]:
+def sse_openings(streams: int, max_tokens: int = MAX_TOKENS) -> list[Opening]:
     """A completion on each connection."""
-    body = json.dumps({"prompt": "hi", "max_tokens": MAX_TOKENS, "stream": True}).encode()
-    return [Opening(post("/v1/completions", body))] * streams
+    body = {"prompt": "hi", "max_tokens": max_tokens, "stream": True}
+    return [Opening(post("/v1/completions", json.dumps(body).encode()))] * streams
 
 
-def socket_openings(streams: int) -> list[Opening]:
+def chat_openings(streams: int, max_tokens: int = MAX_TOKENS) -> list[Opening]:
+    """A chat on each connection, as OpenAI's clients ask for it."""
+    messages = [{"role": "user", "content": "hi"}]
+    body = {"model": MODEL.name, "messages": messages, "max_tokens": max_tokens, "stream": True}
+    head = post("/v1/chat/completions", json.dumps(body).encode())
+    return [Opening(head, mark=b'"delta":{"content":')] * streams
+
+
+def socket_openings(streams: int, max_tokens: int = MAX_TOKENS) -> list[Opening]:
     """A socket for each request."""
-    return [Opening(handshake(), _generate("r0"))] * streams
+    return [Opening(handshake(), _generate("r0", max_tokens))] * streams
 
 
-def shared_socket_openings(streams: int) -> list[Opening]:
+def shared_socket_openings(streams: int, max_tokens: int = MAX_TOKENS) -> list[Opening]:
     """One socket for all requests."""
-    frames = b"".join(_generate(f"r{number}") for number in range(streams))
+    frames = b"".join(_generate(f"r{number}", max_tokens) for number in range(streams))
     return [Opening(handshake(), frames)]
 
 
-def _generate(request_id: str) -> bytes:
+def _generate(request_id: str, max_tokens: int) -> bytes:
     message = {"type": "generate", "request_id": request_id, "prompt": "hi"}
-    return frame(TEXT, json.dumps({**message, "max_tokens": MAX_TOKENS}).encode())
+    return frame(TEXT, json.dumps({**message, "max_tokens": max_tokens}).encode())
 
 
-WAYS: dict[str, Callable[[int], list[Opening]]] = {
+WAYS: dict[str, Callable[..., list[Opening]]] = {
     "SSE": sse_openings,
+    "OpenAI chat": chat_openings,
     "WebSocket each": socket_openings,
     "one WebSocket": shared_socket_openings,
 }
@@ -117,6 +129,13 @@ def run(way: str, pace: float, options: argparse.Namespace) -> Figures:
     return {name: round(statistics.median(one[name] for one in rounds), 2) for name in names}
 
 
+def run_first_tokens(way: str, options: argparse.Namespace) -> Figures:
+    """One request after the other, on a server that does nothing else."""
+    with ServerProcess(module=STANDIN) as server:
+        (opening,) = WAYS[way](1, FIRST_MAX_TOKENS)
+        return asyncio.run(first_tokens(server.port, opening, options.first_tokens))
+
+
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = command_line(__doc__)
@@ -131,6 +150,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--first-tokens", type=int, default=300, help="requests for the first token"
+    )
     return parser.parse_args()
 
 
@@ -141,9 +163,12 @@ def main() -> None:
     result = Result("server_cost", options.output)
     rows = {(way, pace): run(way, pace, options) for pace in options.pace for way in options.ways}
     cases = [{"way": way, "pace": pace, **row} for (way, pace), row in rows.items()]
-    print(server_cost_table({"cases": cases}))
+    firsts = {way: run_first_tokens(way, options) for way in options.ways}
+    figures: Figures = {"cases": cases, "first_token": firsts}
+    print(server_cost_table(figures))
+    print(first_token_table(figures))
     settings = {"streams": options.streams, "seconds": options.seconds, "rounds": options.rounds}
-    result.finish({**settings, "cases": cases})
+    result.finish({**settings, "first_tokens": options.first_tokens, **figures})
 
 
 if __name__ == "__main__":

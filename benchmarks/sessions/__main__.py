@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.process import exit_on_sigterm
 from benchmarks.report import Figures, Result, command_line, show
-from benchmarks.sessions import engine, log, server, sleeping
+from benchmarks.sessions import engine, log, prompts, server, sleeping
 from benchmarks.sessions.report import Row, figures_of, table_of
 
 Part = Callable[[Path, argparse.Namespace], list[Row]]
@@ -25,7 +25,8 @@ PARTS: dict[str, Part] = {
     "resume": lambda folder, o: server.resume(folder, o.rounds),
     "restart": lambda folder, o: server.restart(folder, o.sessions, o.starts),
     "log": lambda folder, o: log.measure(folder, o.streams, o.max_tokens, o.log_rounds),
-    "prefix": lambda folder, o: server.prefix(folder, o.prefixes, o.prefix_rounds),
+    "prefix": lambda folder, o: prompts.prefix(folder, o.prefixes, o.prefix_rounds),
+    "text": lambda folder, o: prompts.text(folder, o.texts, o.text_rounds),
     "sleeping": lambda folder, o: sleeping.measure(folder, o.sleeping),
 }
 QUICK: Figures = {
@@ -38,6 +39,8 @@ QUICK: Figures = {
     "log_rounds": 1,
     "prefixes": [100],
     "prefix_rounds": 1,
+    "texts": [2000],
+    "text_rounds": 2,
     "sleeping": 300,
 }
 
@@ -61,6 +64,8 @@ def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--log-rounds", type=int, default=5)
     parser.add_argument("--prefixes", type=int, nargs="+", default=[100, 1000, 10_000, 100_000])
     parser.add_argument("--prefix-rounds", type=int, default=3)
+    parser.add_argument("--texts", type=int, nargs="+", default=[420_000], help="characters")
+    parser.add_argument("--text-rounds", type=int, default=20)
     parser.add_argument(
         "--sleeping", type=int, default=10_000, help="hibernated sessions of a tiny model"
     )

@@ -15,13 +15,8 @@ from clients.python import Client, Session
 PROMPT = "Once upon a time there was a little girl who lived in a house by the sea"
 WAKE_P99_MS = 20.0
 READY_S = 2.0
-MIN_PREFIX_GAIN = 1000.0
-TARGET_PREFIX_TOKENS = 100_000
-NUM_HITS = 7
 FORKS_AT_ONCE = 1000
 MISSED_TOKENS = 256
-#: Ids that exist in the bundled model's vocabulary, and are not special tokens.
-PROMPT_IDS = range(300, 4000)
 MAX_TOKENS = 1_000_000
 
 
@@ -142,39 +137,3 @@ def _start(
 
 def _median(starts: Sequence[tuple[float, float, float]], index: int) -> float:
     return round(statistics.median(one[index] for one in starts), 3)
-
-
-def prefix(folder: Path, lengths: Sequence[int], rounds: int) -> list[Row]:
-    """The first token of a prompt that is new, and of the same one again."""
-    rows = []
-    longest = {"EVERSTREAM_MAX_PROMPT_TOKENS": str(max(lengths) + 1)}
-    draw = random.Random(0)
-    with (
-        ServerProcess(*flags(folder / "prefix"), environment=longest) as server,
-        Client(server.url, timeout_s=600) as client,
-    ):
-        client.generate(PROMPT, max_tokens=1).text()  # the first request of a process is slower
-        for length in lengths:
-            cold, hit = [], []
-            for _ in range(rounds if length < TARGET_PREFIX_TOKENS else 1):
-                prompt = draw.choices(PROMPT_IDS, k=length)
-                cold.append(_prompt_s(client, prompt))
-                hit += [_prompt_s(client, prompt) for _ in range(NUM_HITS)]
-            gain = statistics.median(cold) / statistics.median(hit)
-            at_least = Target(MIN_PREFIX_GAIN, "at least")
-            target = at_least if length == TARGET_PREFIX_TOKENS else None
-            rows += [
-                times(f"{length:,} tokens, cold", cold),
-                times(f"{length:,} tokens, again", hit),
-                Row(f"{length:,} tokens, ratio", round(gain, 1), "x", target=target),
-            ]
-    return rows
-
-
-def _prompt_s(client: Client, prompt: Sequence[int]) -> float:
-    start = time.perf_counter()
-    generation = client.generate(prompt, max_tokens=1, temperature=0.0, ignore_eos=True)
-    next(generation)
-    seconds = time.perf_counter() - start
-    generation.text()
-    return seconds
