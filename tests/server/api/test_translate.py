@@ -16,6 +16,7 @@ from server.api.openai.responses import turns as response_turns
 from server.api.schemas.parse import parse_body, parse_message, request_id_of
 from server.api.schemas.requests import AppendBody
 from server.api.translate import append_request, generate_request
+from server.engine import prefix
 from server.engine.sampling_defaults import with_defaults
 from server.engine.types import Request, SamplingParams
 from server.errors import InvalidRequest, RequestError
@@ -33,7 +34,7 @@ from tests.fakes import ByteTokenizer
 #: All that have errors, but for what only an operator sees.
 MODULES = (
     *(errors, api_errors, store_errors, async_engine, event_queue, idempotency, scopes, tenants),
-    *(model_changes, named_states, response_turns, responses_reading, storage),
+    *(model_changes, named_states, prefix, response_turns, responses_reading, storage),
 )
 
 
