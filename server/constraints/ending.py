@@ -68,10 +68,19 @@ class GrammarEndings:
         """From ``start``, which stays as it is; None if none was found."""
         return self._search(start, (), FIRST_FUEL)[0]
 
-    def after(self, token: int, before: Ending, place: LLMatcher) -> Ending | None:
-        """From ``place``, which ``token`` led to; ``before`` was that of the place before it."""
+    def after(
+        self, token: int, before: Ending, place: LLMatcher, likely: Ending = ()
+    ) -> Ending | None:
+        """From ``place``, which ``token`` led to; ``before`` was that of the place before it.
+
+        One that is ``likely`` is taken where it is longer than that, and is one.
+        """
         if before and token == before[0]:
             return before[1:]
+        if len(likely) > len(before) and not place.is_error():
+            found = self._checked(place, self._without_eos(likely))
+            if found is not None:
+                return found
         return self._search(place, before, NEXT_FUEL)[0]
 
     def keeping(self, ending: Ending, place: LLMatcher, tokens: Iterable[int]) -> list[int]:
@@ -156,12 +165,18 @@ class GrammarEndings:
         if place.is_accepting():
             return self._end(place)
         for start in reversed(range(min(NUM_SKIPPED, len(known)))):
-            rest = known[start:]
-            if place.validate_tokens([*rest, self._eos]) == len(rest) + 1:
-                there = place.deep_copy()
-                there.consume_tokens(list(rest))
-                return (*rest, *self._end(there))
+            found = self._checked(place, known[start:])
+            if found is not None:
+                return found
         return None
+
+    def _checked(self, place: LLMatcher, way: Ending) -> Ending | None:
+        """The ending that ``way`` is from ``place``, if it leads to an end."""
+        if place.validate_tokens([*way, self._eos]) != len(way) + 1:
+            return None
+        there = place.deep_copy()
+        there.consume_tokens(list(way))
+        return (*way, *self._end(there))
 
     def _without_eos(self, ending: Ending) -> Ending:
         return ending[:-1] if ending and ending[-1] == self._eos else ending

@@ -8,6 +8,7 @@ grammar and the tokens alone, so that a matcher made again continues in the same
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +70,9 @@ MAX_LOOKED_AT = 256
 #: Where no end was found, the next look is that many tokens later.
 RETRY_TOKENS = 64
 
+#: Tokens of which a text remembers the end that was found after them, which takes a search.
+MAX_FOUND = 32
+
 
 class NotAllowed(RequestError):
     """A token that the grammar has no place for."""
@@ -92,11 +96,13 @@ class GrammarMatcher:
         num_tokens: int = 0,
         free_text: FreeText | None = None,
         begun: bytes = b"",
+        found: Mapping[int, Ending] | None = None,
     ) -> None:
         self._vocabulary, self._endings = vocabulary, endings
         self._place, self._ending = place, ending
         self._jump, self._num_tokens = jump, num_tokens
         self._free_text, self._begun = free_text, begun
+        self._found = dict(found or {})  # the last end after each token
         #: Seconds that the last token took: its mask, and to continue by it.
         self.cost_s = UNKNOWN_S
 
@@ -144,9 +150,24 @@ class GrammarMatcher:
             self._ending = None
         elif self._ending is not None or self._num_tokens % RETRY_TOKENS == 0:
             before = self._ending or ()
-            self._ending = self._endings.after(token, before, self._place)
+            self._ending = self._ending_after(token, before)
             if self._ending is not None:
                 self._jump = max(self._jump, len(self._ending) - len(before))
+
+    def _ending_after(self, token: int, before: Ending) -> Ending | None:
+        """Found without a search where it is that which followed ``token`` the last time.
+
+        In a list each record ends with the same token, and from there on the end is the same.
+        """
+        found = self._found.get(token, ())
+        if len(found) > len(before) + self._jump:
+            found = ()
+        ending = self._endings.after(token, before, self._place, found)
+        if ending is not None and len(ending) > len(before):
+            if len(self._found) == MAX_FOUND:
+                self._found.clear()
+            self._found[token] = ending
+        return ending
 
     def is_over(self) -> bool:
         """Whether nothing but the end may follow."""
@@ -163,6 +184,7 @@ class GrammarMatcher:
             self._num_tokens,
             self._free_text,
             self._begun,
+            self._found,
         )
         other.cost_s = self.cost_s
         return other
