@@ -8,10 +8,12 @@ compared with what was drawn, so that a text without repetitions costs nothing b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from server.engine.draft_choices import Choices, place_of
 from server.engine.draft_costs import DraftCosts
 from server.engine.live import Live
 from server.engine.runner import Mask
@@ -31,16 +33,14 @@ MAX_INDEXES = 64
 #: match are taken to be right before any was seen.
 KINDS = ((0, 0.2), (5, 0.5), (10, 0.8))
 
-#: Kinds of drafts under a grammar: that leaves one token, or only one text, or much, where the
-#: text has been before; and how often the last two are taken to be right.
-CERTAIN, FORCED, FREE = -1, len(KINDS), len(KINDS) + 1
-FORCED_RATE, FREE_RATE = 0.9, 0.2
+#: Kinds of drafts under a grammar. It leaves one token; or much, and the last token of the place is
+#: meant, whose rate is that of the place; or it leaves one text; or much, where the text has been
+#: before, or what came after the same token. How often the last three are taken to be right.
+CERTAIN, AGAIN, FORCED, FREE, AFTER = -2, -1, len(KINDS), len(KINDS) + 1, len(KINDS) + 2
+FORCED_RATE, FREE_RATE, AFTER_RATE = 0.9, 0.2, 0.2
 
 #: Seconds that the masks of one row's drafts may take.
 MASKS_S = 0.005
-
-#: Such choices of which a stream remembers the last token.
-MAX_CHOICES = 256
 
 #: A text is not forced where more tokens may come than those that begin it.
 MAX_FORCED_IDS = 16
@@ -56,37 +56,47 @@ LEAD_TOKENS = 32
 Ids = tuple[int, ...]
 
 
+class Guess(NamedTuple):
+    """A token that may come next, None where nothing is known; under a grammar also where.
+
+    ``place`` is `place_of` the mask there, and ``before`` the token before it.
+    """
+
+    token: int | None
+    kind: int
+    place: int | None = None
+    before: int = 0
+
+
 class Stream:
     """What is known of one session's text: ``length`` tokens of it are in the index.
 
-    ``rates`` says how often drafts were right, by their kind: those of `KINDS`, then `FORCED` and
-    `FREE`. ``num_streams`` share its steps.
+    ``rates`` says how often drafts were right, by their kind: those of `KINDS`, then `FORCED`,
+    `FREE` and `AFTER`. ``num_streams`` share its steps.
     """
 
     def __init__(self) -> None:
         self.index = SuffixIndex()
         self.length = 0
         self.epoch = 0
-        self.guess: list[tuple[int, int, Ids]] = []  # the next tokens, with kinds and choices
-        self.drawn: dict[Ids, int] = {}  # the last token of each choice of few
+        self.guess: list[Guess] = []  # the next tokens
+        self.choices = Choices()
         self.kind = 0
-        self.rates = [rate for _, rate in KINDS] + [FORCED_RATE, FREE_RATE]
+        self.rates = [rate for _, rate in KINDS] + [FORCED_RATE, FREE_RATE, AFTER_RATE]
         self.num_streams = 1
         self.chance = 1.0  # that all drafts of the row are right, as far as there are any
 
     def read(self, tokens: Sequence[int]) -> None:
         """The text continues by ``tokens``; the last guess is compared with them."""
-        for (guessed, kind, ids), token in zip(self.guess, tokens, strict=False):
-            is_right = guessed == token
-            if ids:
-                self.drawn[ids] = token
-            if kind != CERTAIN:
-                self.rates[kind] += LEARNING_RATE * (is_right - self.rates[kind])
+        for guess, token in zip(self.guess, tokens, strict=False):
+            is_right = guess.token == token
+            if guess.place is not None:
+                self.choices.learn(guess.place, guess.before, token)
+            if guess.token is not None and guess.kind >= 0:
+                self.rates[guess.kind] += LEARNING_RATE * (is_right - self.rates[guess.kind])
             if not is_right:
                 break
         self.guess = []
-        if len(self.drawn) > MAX_CHOICES:
-            self.drawn.clear()
         self.index.extend(tokens)
 
     def find(self, limit: int) -> list[int]:
@@ -120,8 +130,9 @@ class SuffixDrafter:
             _catch_up(stream, live)
         found, stream.num_streams = stream.find(self.max_drafts), num_running
         if session.constraint is not None:  # its guess is made draft by draft
-            return found, min(limit, max(1, int(MASKS_S / session.constraint.draft_cost_s)))
-        stream.guess = [(token, stream.kind, ()) for token in found]
+            most = max(1, int(MASKS_S / session.constraint.draft_cost_s))
+            return found, min(limit, most)
+        stream.guess = [Guess(token, stream.kind) for token in found]
         rate, num_unfed = stream.rates[stream.kind], session.num_unfed
         number = self.costs.best_number(rate, limit, num_running, num_unfed) if found else 0
         return found, number
@@ -130,30 +141,42 @@ class SuffixDrafter:
         stream = self._streams[live.session]
         if not taken:
             stream.guess, stream.chance = [], 1.0
-        ids = few_ids(mask)
-        draft, kind = self._suggested(stream, live, taken, mask, ids)
+        place, before = place_of(mask), taken[-1] if taken else live.session.pending
+        assert before is not None, live
+        draft, kind = self._suggested(stream, live, taken, mask, Guess(None, FREE, place, before))
+        stream.guess.append(Guess(draft, kind, place, before))
         if draft is None:
             return None
-        stream.guess.append((draft, kind, ids))
-        rate = 1.0 if kind == CERTAIN else stream.rates[kind]
+        if kind >= 0:
+            rate = stream.rates[kind]
+        else:
+            rate = 1.0 if kind == CERTAIN else stream.choices.rate(place)
         row = len(taken), stream.num_streams, live.session.num_unfed
         pays = self.costs.one_more_pays(rate, stream.chance, *row)
         stream.chance *= rate
         return draft if pays else None
 
     def _suggested(
-        self, stream: Stream, live: Live, taken: Sequence[int], mask: Mask, ids: Ids
+        self, stream: Stream, live: Live, taken: Sequence[int], mask: Mask, where: Guess
     ) -> tuple[int | None, int]:
         """The token that is left or likely, and its kind."""
+        ids = few_ids(mask)
         if len(ids) == 1:
             return ids[0], CERTAIN
-        number = len(taken)
+        number, choices = len(taken), stream.choices
         if number < len(live.drafts) and list(live.drafts[:number]) == list(taken):
             draft = live.drafts[number]
-            if mask[draft // 32] >> (draft % 32) & 1:
+            if allows(mask, draft):
                 return draft, stream.kind if ids else FREE
+        assert where.place is not None
+        last = choices.last(where.place)
         longest = longest_of(ids, self._token_bytes)
-        return None if longest is None else stream.drawn.get(ids, longest), FORCED
+        if longest is not None:
+            return longest if last is None else last, FORCED
+        after = choices.after(where.before)
+        if after is not None and allows(mask, after):
+            return after, AFTER
+        return last, AGAIN
 
     @property
     def num_indexes(self) -> int:
@@ -189,6 +212,11 @@ def _catch_up(stream: Stream, live: Live) -> None:
         num_missing = session.length - live.length - len(prompt)
     stream.read(session.last(num_missing))
     stream.length = session.length
+
+
+def allows(mask: Mask, token: int) -> bool:
+    """Whether ``token`` is in ``mask``."""
+    return bool(mask[token // 32] >> (token % 32) & 1)
 
 
 def few_ids(mask: Mask) -> Ids:

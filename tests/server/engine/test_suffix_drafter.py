@@ -244,7 +244,7 @@ def test_only_token_that_a_grammar_leaves_is_drafted_at_any_rate() -> None:
     stream.rates = [0.0] * len(stream.rates)
     assert drafter.next_draft(live, [], mask_of(77)) == 77
     assert drafter.next_draft(live, [77], mask_of(5)) == 5
-    assert stream.guess == [(77, CERTAIN, (77,)), (5, CERTAIN, (5,))]
+    assert [(guess.token, guess.kind) for guess in stream.guess] == [(77, CERTAIN), (5, CERTAIN)]
     texts = {tiny_tokenizer().token_bytes(id): id for id in range(VOCAB_SIZE)}
     longest = max(texts, key=len)
     mask = mask_of(texts[longest[:1]], texts[longest])
@@ -253,6 +253,30 @@ def test_only_token_that_a_grammar_leaves_is_drafted_at_any_rate() -> None:
     assert drafter.next_draft(live, [], mask) == texts[longest]
     stream.read([texts[longest[:1]]])
     assert drafter.next_draft(live, [], mask) == texts[longest[:1]], "as the last time"
+
+
+def test_token_that_came_at_a_place_before_is_drafted_there_while_it_is_mostly_right() -> None:
+    drafter, stream = SuffixDrafter(CHEAP, tiny_tokenizer().token_bytes), Stream()
+    engine = make_engine()
+    engine.submit(request(), 0.0)
+    (live,) = engine._requests
+    drafter._streams[live.session] = stream
+    number, text = mask_of(*range(0, 250, 5)), mask_of(*range(0, 250, 3))
+    assert drafter.next_draft(live, [], number) is None
+    stream.read([10])
+    assert drafter.next_draft(live, [], number) == 10, "the same place"
+    assert drafter.next_draft(live, [10], text) is None, (
+        "no token of another place, 30 has not come"
+    )
+    stream.read([10, 30])
+    assert drafter.next_draft(live, [10], mask_of(*range(30, 60))) == 30, "it came after 10"
+    costs = DraftCosts((1.0, 1.1, 1.3, 1.7, 2.5))
+    drafter = SuffixDrafter(costs, tiny_tokenizer().token_bytes)
+    drafter._streams[live.session] = stream
+    for token in (15, 20, 25, 35, 40):
+        drafter.next_draft(live, [], number)
+        stream.read([token])
+    assert drafter.next_draft(live, [], number) is None, "each time it was another one"
 
 
 def mask_of(*ids: int) -> npt.NDArray[np.uint32]:
