@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.report import RESULTS, markdown, read_result
+from benchmarks.report import RESULTS, Figures, markdown, read_result
 
 TEXTS = ("plain text", "rewritten text", "JSON under a schema")
 
@@ -14,7 +14,13 @@ def tables() -> dict[str, str]:
         calls = figures["call_ms"]
         relative = ", ".join(f"{call / calls[0]:.2f}" for call in calls[1:])
         copies = f"{figures['checkpoint_ms'] / calls[0]:.3f}"
-        gains = [f"**{figures[text]['speedup']:.2f}**" if text in figures else "" for text in TEXTS]
+        gains = [_gain(figures[text]) if text in figures else "" for text in TEXTS]
         rows.append((name, relative, copies, *gains))
     head = ("shape, weights, streams", "a call of 2, 4, 8, 16 rows", "a checkpoint", *TEXTS)
     return {"speculation": markdown(head, rows)}
+
+
+def _gain(figures: Figures) -> str:
+    """The median, and the rounds that were furthest from it."""
+    ratios = figures["speedups"]
+    return f"**{figures['speedup']:.2f}** ({min(ratios):.2f} to {max(ratios):.2f})"

@@ -1,12 +1,12 @@
 """Speed with drafts and without: texts of the bundled model, at the cost of a large one.
 
-    python -m benchmarks.speculation [--shape 0.4B|0.1B|1.5B|S2] [--dtype int8]
+    python -m benchmarks.speculation [--shape 0.4B|0.1B|1.5B|S2 | --model PATH] [--dtype int8]
 
 The two are joined in the runner: each call computes all that a model of this shape computes, with
 random weights, and then the tokens that it draws are replaced by those of a given text. So a draft
 is accepted where it is right in that text, and all costs are real: rows, checkpoints, tokens fed
 again, masks of grammars, the engine. Milliseconds per token are counted from the first token on,
-and measured with and without drafts in turn.
+and measured with and without drafts in turn, each first as often as the other.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import asyncio
 import itertools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
@@ -37,6 +37,7 @@ from server.engine.cpu_state_pool import CpuStatePool
 from server.engine.drafter import Drafter
 from server.engine.engine import Engine, EngineConfig
 from server.engine.runner import Draw, Feed, RowOutput, Runner, TokenScore
+from server.engine.suffix_drafter import SuffixDrafter
 from server.engine.types import Finished, Request, SamplingParams, TokenEvent, Usage
 from server.models.backend import Backend, open_backend
 from server.models.speculation import open_drafter
@@ -130,8 +131,10 @@ class Bench:
             await self._compiler.close()
 
 
-def checkpoint_of(folder: Path, shape: str) -> Checkpoint:
-    """A model of this shape with random weights, and a tokenizer."""
+def checkpoint_of(folder: Path, shape: str, model: Path | None) -> Checkpoint:
+    """The ``model``, or one of this shape with random weights, and a tokenizer."""
+    if model is not None:
+        return load_checkpoint(str(model))
     if shape in shapes.CONFIGS:
         return load_checkpoint(str(shapes.checkpoint(folder, shape)))
     config = config_of(SIZES[shape], "gated")
@@ -140,23 +143,54 @@ def checkpoint_of(folder: Path, shape: str) -> Checkpoint:
 
 
 def measure(bench: Bench, options: argparse.Namespace, drafter: Drafter, which: Text) -> Figures:
-    """One text without and with drafts, in turn."""
-    plain: list[float] = []
-    drafted: list[float] = []
+    """One text without and with drafts."""
     usage = Usage(0, 0)
-    for _ in range(options.rounds):
-        plain.append(bench.run(which, None, options.streams)[0])
+
+    def plain() -> float:
+        return bench.run(which, None, options.streams)[0]
+
+    def drafted() -> float:
+        nonlocal usage
         seconds, usage = bench.run(which, drafter, options.streams)
-        drafted.append(seconds)
-    ratios = [one / other for one, other in zip(plain, drafted, strict=True)]
+        return seconds
+
+    rounds = [in_turn(plain, drafted, number % 2 == 1) for number in range(options.rounds)]
     return {
         "tokens": len(which.answer),
-        "plain_ms": round(1e3 * statistics.median(plain), 3),
-        "drafted_ms": round(1e3 * statistics.median(drafted), 3),
-        "speedup": round(statistics.median(ratios), 3),
-        "speedups": [round(ratio, 3) for ratio in ratios],
+        **gains(rounds),
         "accepted": usage.accepted_tokens,
         "rejected": usage.rejected_tokens,
+    }
+
+
+class Round(NamedTuple):
+    """Seconds of two runs without drafts and of two with them."""
+
+    plain: tuple[float, float]
+    drafted: tuple[float, float]
+
+
+def in_turn(plain: Callable[[], float], drafted: Callable[[], float], is_odd: bool) -> Round:
+    """Each kind is first and last as often as the other: ABBA, then BAAB in the next round.
+
+    What becomes slower or faster all the time does so for both.
+    """
+    outer, inner = (drafted, plain) if is_odd else (plain, drafted)
+    first, second, third, fourth = outer(), inner(), inner(), outer()
+    ends, middle = (first, fourth), (second, third)
+    return Round(middle, ends) if is_odd else Round(ends, middle)
+
+
+def gains(rounds: Sequence[Round]) -> Figures:
+    """Medians, and how far single rounds are apart; ``equal_runs`` are of one kind, of a round."""
+    speedups = sorted(sum(each.plain) / sum(each.drafted) for each in rounds)
+    equal = [max(pair) / min(pair) for each in rounds for pair in each]
+    return {
+        "plain_ms": round(1e3 * statistics.median(s for each in rounds for s in each.plain), 3),
+        "drafted_ms": round(1e3 * statistics.median(s for each in rounds for s in each.drafted), 3),
+        "speedup": round(statistics.median(speedups), 3),
+        "speedups": [round(speedup, 3) for speedup in speedups],
+        "equal_runs": round(statistics.median(equal), 3),
     }
 
 
@@ -165,6 +199,7 @@ def main() -> None:
     exit_on_sigterm()
     parser = command_line(__doc__, RESULT)
     parser.add_argument("--shape", choices=[*shapes.CONFIGS, *SIZES], default="0.4B")
+    parser.add_argument("--model", type=Path, help="a checkpoint instead of a shape")
     parser.add_argument("--dtype", choices=["bfloat16", "int8"], default="bfloat16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
@@ -173,11 +208,10 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "models")
     options = parser.parse_args()
     result = Result("speculation", options.output)
-    backend = open_backend(
-        checkpoint_of(options.folder, options.shape), "native", options.dtype, options.threads
-    )
+    checkpoint = checkpoint_of(options.folder, options.shape, options.model)
+    backend = open_backend(checkpoint, "native", options.dtype, options.threads)
     drafter, bench = open_drafter(backend), Bench(backend)
-    assert drafter is not None, "no drafts pay for this shape on this machine"
+    assert isinstance(drafter, SuffixDrafter), "no drafts pay for this shape on this machine"
     costs = drafter.costs
     figures: Figures = {
         "rows": list(costs.rows),
@@ -188,7 +222,8 @@ def main() -> None:
     for text in texts(backend.tokenizer, options.tokens):
         if options.streams == 1 or text.name == "plain text":
             figures[text.name] = measure(bench, options, drafter, text)
-    name = f"{options.shape} {options.dtype}, {options.streams} streams"
+    shape = options.shape if options.model is None else options.model.name
+    name = f"{shape} {options.dtype}, {options.streams} streams"
     known = read_result(options.output)["shapes"] if options.output.exists() else {}
     show_figures(name, figures)
     result.finish({"threads": options.threads, "shapes": {**known, name: figures}})

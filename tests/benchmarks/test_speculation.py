@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
 
 from benchmarks.pages.speculation import TEXTS, tables
 from benchmarks.report import RESULTS, read_result
-from benchmarks.speculation.__main__ import Bench
+from benchmarks.speculation.__main__ import Bench, Round, gains, in_turn
 from benchmarks.speculation.texts import NUM_RECORDS, SCHEMA, Text, records, story, texts
 from model.native.runtime import built
 from server.engine.draft_costs import DraftCosts
@@ -33,6 +34,33 @@ def test_given_text_is_said_with_and_without_drafts(num_streams: int) -> None:
     assert usage.completion_tokens == len(text.answer)
     assert usage.accepted_tokens > 50
     assert usage.rejected_tokens < 15
+
+
+def test_what_becomes_slower_all_the_time_does_so_for_both_kinds() -> None:
+    """Each run takes a second longer than the one before it, whichever it is."""
+    clock = itertools.count(1)
+    calls: list[str] = []
+
+    def run(kind: str) -> float:
+        calls.append(kind)
+        return float(next(clock))
+
+    rounds = [in_turn(lambda: run("plain"), lambda: run("drafted"), odd) for odd in (False, True)]
+    assert calls == [
+        *("plain", "drafted", "drafted", "plain"),
+        *("drafted", "plain", "plain", "drafted"),
+    ]
+    assert rounds == [Round((1, 4), (2, 3)), Round((6, 7), (5, 8))]
+    assert gains(rounds)["speedups"] == [1.0, 1.0]
+
+
+def test_gains_are_medians_with_their_spread() -> None:
+    rounds = [Round((2.0, 2.0), (1.0, 1.0)), Round((2.0, 2.2), (2.0, 2.0)), Round((3, 3), (1, 1))]
+    figures = gains(rounds)
+    assert figures["speedups"] == [1.05, 2.0, 3.0]
+    assert (figures["speedup"], figures["plain_ms"], figures["drafted_ms"]) == (2.0, 2100.0, 1000.0)
+    assert figures["equal_runs"] == 1.0
+    assert gains(rounds[1:2])["equal_runs"] == 1.05
 
 
 @needs_native
