@@ -152,14 +152,15 @@ class Live:
     def max_drafts(self, limit: int) -> int:
         """How many drafts may be of use where a row has room for ``limit``; 0 or less: none.
 
-        The last token of a request is never fed. Where a chat's turn may force a token, what
-        comes after it is not known.
+        The last token of a request is never fed. In a chat's turn none is drawn with drafts that
+        may be forced, as where the thinking has used up its budget.
         """
         if self.draw is None or self.alone or self.boundaries:
             return 0
-        if self.turn is not None and self.turn.may_restrict:
-            return 0
         most = min(self.max_tokens, self.max_generated) - self.num_generated - 1
+        free = None if self.turn is None else self.turn.num_unrestricted
+        if free is not None:
+            most = min(most, free - 1)
         return min(limit - self.session.num_unfed, most)
 
     def start_scoring(self) -> None:

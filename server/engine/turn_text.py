@@ -88,11 +88,13 @@ class TurnText:
         return self.is_within_thinking or self._thoughts.part is TurnPhase.CLOSED
 
     @property
-    def may_restrict(self) -> bool:
-        """Whether `allowed` may give a mask for this token or a later one."""
+    def num_unrestricted(self) -> int | None:
+        """The next tokens for which `allowed` gives no mask, whatever they are; None: all."""
         if self._forced or (self._grammar and self.is_thinking):
-            return True
-        return self._turn.budget is not None and self._thoughts.part < TurnPhase.ANSWER
+            return 0
+        if self._turn.budget is None or self._thoughts.part >= TurnPhase.CLOSED:
+            return None
+        return max(0, self._turn.budget - self._num_drawn)
 
     @property
     def num_thought(self) -> int:

@@ -26,6 +26,7 @@ from tests.tiny import (
     state_of,
     tiny_engine,
     tiny_runtime,
+    tiny_tokenizer,
     tokens_of,
 )
 
@@ -171,6 +172,28 @@ def test_right_drafts_save_steps_and_wrong_ones_cost_none() -> None:
     assert steps[0] == steps["none"] == 60
     # The first row has the prompt, too, and so draws 3; the others draw 6 each.
     assert steps[MAX_DRAFTS] == 1 + 57 // 6 + 1
+
+
+@pytest.mark.parametrize("kinds", [[MAX_DRAFTS], KINDS])
+def test_thinking_has_drafts_up_to_the_end_of_its_budget(kinds: Sequence[int | str]) -> None:
+    """What is forced then is not drafted; what comes after it is."""
+    turn = Turn("<t>", "</t>", "open", budget=23, close=tuple(tiny_tokenizer().encode("</t>")))
+    made = [request("r", (10, 20, 30), seed=3, turn=turn, max_tokens=60)]
+    plain, _ = run(make_engine(), made)
+    texts = texts_of(make_engine(), made)
+    engine = make_engine(ScriptedDrafter(VOCAB_SIZE, texts, kinds))
+    engine.submit(made[0], 0.0)
+    events: list[Event] = []
+    most_thought = most = 0
+    while engine.has_work():
+        got = engine.step(0.0)
+        tokens = [event for event in got if isinstance(event, TokenEvent)]
+        most_thought = max(most_thought, sum(event.thought is not None for event in tokens))
+        most = max(most, sum(event.thought is None for event in tokens))
+        events += got
+    assert comparable({"r": events}) == comparable(plain)
+    assert most_thought > 3
+    assert most > 3
 
 
 @pytest.mark.parametrize("kinds", [[0], [MAX_DRAFTS], KINDS])

@@ -176,3 +176,32 @@ def test_mask_has_a_bit_for_each_id_of_the_vocabulary() -> None:
     mask = reader.allowed(65, ())
     assert mask is not None and mask.dtype == np.uint32 and len(mask) == 3
     assert allowed_ids(mask, 65) == [64]
+
+
+@pytest.mark.parametrize("turn", [MAY, OPEN, LED, SKIPPED])
+@pytest.mark.parametrize("grammar", [False, True])
+@given(data=st.data())
+def test_tokens_that_are_said_to_be_unrestricted_get_no_mask(
+    turn: Turn, grammar: bool, data: st.DataObject
+) -> None:
+    """Whatever they are, from any place in the text on."""
+    budget = data.draw(st.none() | st.integers(0, 9))
+    gap = (64,) if grammar else ()
+    reader = TurnText(replace(turn, budget=budget, close=(50, 51), gap=gap), (), grammar)
+    tokens = st.sampled_from(["<think>", "</think>", "</th", "ink>", "a", "\n", ">"])
+    texts = data.draw(st.lists(tokens, min_size=12, max_size=20))
+    free_until = 0  # no token before this one may have a mask
+    for number, text in enumerate(texts):
+        left = reader.num_unrestricted
+        free_until = max(free_until, len(texts) if left is None else number + left)
+        assert reader.allowed(128, [0]) is None or number >= free_until, texts
+        reader.push(text)
+
+
+def test_budget_leaves_tokens_unrestricted_up_to_its_end() -> None:
+    reader = TurnText(replace(OPEN, budget=3, close=(50,)), (), grammar=False)
+    left = []
+    for text in ("a", "b", "c", "</think>", "x"):
+        left.append(reader.num_unrestricted)
+        reader.push(text)
+    assert left == [3, 2, 1, 0, None]
