@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -36,11 +37,12 @@ from server.constraints.compiler import FormatCompiler
 from server.engine.cpu_state_pool import CpuStatePool
 from server.engine.drafter import Drafter
 from server.engine.engine import Engine, EngineConfig
+from server.engine.model_drafter import ModelDrafter
 from server.engine.runner import Draw, Feed, RowOutput, Runner, TokenScore
 from server.engine.suffix_drafter import SuffixDrafter
 from server.engine.types import Finished, Request, SamplingParams, TokenEvent, Usage
 from server.models.backend import Backend, open_backend
-from server.models.speculation import open_drafter
+from server.models.speculation import measured_costs, open_drafter
 
 RESULT = RESULTS / "speculation.json"
 MANY = 64
@@ -73,6 +75,15 @@ class ScriptedRunner:
     def _said(self, feed: Feed) -> Sequence[int]:
         end = feed.position + len(feed.tokens)
         return self._text[end - feed.num_draws + 1 : end + 1]
+
+
+class AgreeingRunner(ScriptedRunner):
+    """Says the token of the text at ``agreement`` of its places, another one at the others."""
+
+    def __init__(self, runner: Runner, text: Sequence[int], agreement: float) -> None:
+        super().__init__(runner, text)
+        draw = random.Random(0)
+        self._text = [token if draw.random() < agreement else 1 - min(token, 1) for token in text]
 
 
 class Bench:
@@ -142,6 +153,15 @@ def checkpoint_of(folder: Path, shape: str, model: Path | None) -> Checkpoint:
     return Checkpoint(config, random_weights(config), tokenizer, shape)
 
 
+def with_model(past: SuffixDrafter, draft: Backend, which: Text, agreement: float) -> ModelDrafter:
+    """Drafts of a small model that agrees so often, where ``past`` has none."""
+    pool = CpuStatePool(StateLayout.of(draft.config), past.max_streams)
+    draft_s = measured_costs(draft.make_runner(pool), pool).times_s[0]
+    script = [*which.prompt, *which.answer, *PADDING]
+    runner = AgreeingRunner(draft.make_runner(pool), script, agreement)
+    return ModelDrafter(past, runner, pool, past.costs.with_drafts_of(draft_s))
+
+
 def measure(bench: Bench, options: argparse.Namespace, drafter: Drafter, which: Text) -> Figures:
     """One text without and with drafts."""
     usage = Usage(0, 0)
@@ -200,6 +220,8 @@ def main() -> None:
     parser = command_line(__doc__, RESULT)
     parser.add_argument("--shape", choices=[*shapes.CONFIGS, *SIZES], default="0.4B")
     parser.add_argument("--model", type=Path, help="a checkpoint instead of a shape")
+    parser.add_argument("--draft-shape", choices=shapes.CONFIGS, help="a model of it drafts, too")
+    parser.add_argument("--agreement", type=float, default=0.7, help="how often that is right")
     parser.add_argument("--dtype", choices=["bfloat16", "int8"], default="bfloat16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
@@ -219,11 +241,20 @@ def main() -> None:
         "checkpoint_ms": round(1e3 * costs.checkpoint_s, 3),
         "restore_ms": round(1e3 * costs.restore_s, 3),
     }
+    draft = None
+    if options.draft_shape is not None:
+        small = checkpoint_of(options.folder, options.draft_shape, None)
+        draft = open_backend(small, "native", options.dtype, options.threads)
     for text in texts(backend.tokenizer, options.tokens):
-        if options.streams == 1 or text.name == "plain text":
+        if draft is not None and text.name == "plain text":
+            both = with_model(drafter, draft, text, options.agreement)
+            figures[text.name] = measure(bench, options, both, text)
+        elif draft is None and (options.streams == 1 or text.name == "plain text"):
             figures[text.name] = measure(bench, options, drafter, text)
     shape = options.shape if options.model is None else options.model.name
     name = f"{shape} {options.dtype}, {options.streams} streams"
+    if draft is not None:
+        name += f", {options.draft_shape} drafts and is right {options.agreement:.0%} of the time"
     known = read_result(options.output)["shapes"] if options.output.exists() else {}
     show_figures(name, figures)
     result.finish({"threads": options.threads, "shapes": {**known, name: figures}})

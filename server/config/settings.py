@@ -78,6 +78,8 @@ class ServerConfig(BaseModel):
 
     #: "auto" drafts tokens where that makes a stream faster; the text is the same.
     speculation: Literal["auto", "off"] = "off"
+    #: What drafts for the one model, in addition to its past: a folder, file or name as in `model`.
+    draft_model: str | None = Field(default=None, min_length=1)
     #: "on", "off", "template" (what that does by itself) or a maximum of tokens, for chats with
     #: models that think; None is the default of the family, or else of the template.
     reasoning: Reasoning = None
@@ -203,6 +205,16 @@ class ServerConfig(BaseModel):
             raise ValueError("--lora is for one model")
         if self.lora_alpha is not None and not self.lora:
             raise ValueError("--lora-alpha needs --lora")
+        return self
+
+    @model_validator(mode="after")
+    def _draft_model_of_one(self) -> Self:
+        if self.draft_model is None:
+            return self
+        if self.speculation == "off":
+            raise ValueError("--draft-model needs --speculation auto")
+        if len(self.model) > 1 or self.model_dir is not None:
+            raise ValueError("--draft-model is for one model, without --model-dir")
         return self
 
     def _completed(self) -> Self:

@@ -9,10 +9,25 @@ decoding"; without their rejection step, which is for draws that cannot be repea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from server.engine.live import Live
 from server.engine.runner import Mask
+
+
+class Proposal(NamedTuple):
+    """Tokens that may follow a session's text, of which ``number`` are to be fed.
+
+    Under a grammar ``number`` is how many `Drafter.next_draft` may find. ``source`` says what made
+    them: the text that is known, or a model.
+    """
+
+    tokens: Sequence[int]
+    number: int
+    source: Literal["text", "model"] = "text"
+
+
+NO_DRAFTS = Proposal((), 0)
 
 
 class Drafter(Protocol):
@@ -29,12 +44,8 @@ class Drafter(Protocol):
     @property
     def max_streams(self) -> int: ...
 
-    def propose(self, live: Live, limit: int, num_running: int) -> tuple[Sequence[int], int]:
-        """Tokens that may follow the session's text, best guess, and how many are to be fed.
-
-        At most ``limit``. Under a grammar these are as many as `next_draft` may find.
-        ``num_running`` requests share the step.
-        """
+    def propose(self, live: Live, limit: int, num_running: int) -> Proposal:
+        """At most ``limit`` drafts, best guess. ``num_running`` requests share the step."""
 
     def next_draft(self, live: Live, taken: Sequence[int], mask: Mask) -> int | None:
         """The draft after those ``taken`` of a text under a grammar, which allows ``mask`` there.

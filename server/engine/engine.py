@@ -151,7 +151,8 @@ class Engine:
             limit = live.max_drafts(drafter.max_drafts)
             live.drafts, live.num_drafts = (), 0
             if limit > 0:
-                live.drafts, live.num_drafts = drafter.propose(live, limit, len(running))
+                live.drafts, live.num_drafts, source = drafter.propose(live, limit, len(running))
+                live.drafts_of_model = source == "model"
 
     def has_work(self) -> bool:
         return bool(
@@ -353,4 +354,6 @@ class Engine:
             prefix_saved_tokens_total=prefixes.saved_tokens_total if prefixes else 0,
             accepted_drafts_total=self._processor.num_accepted,
             rejected_drafts_total=self._processor.num_rejected,
+            accepted_model_drafts_total=self._processor.num_accepted_of_model,
+            rejected_model_drafts_total=self._processor.num_rejected_of_model,
         )

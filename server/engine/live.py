@@ -56,6 +56,7 @@ class Live:
     num_top: int | None = None
     drafts: Sequence[int] = ()
     num_drafts: int = 0  # that the next step is to feed
+    drafts_of_model: bool = False  # they are a small model's
     num_accepted: int = 0  # of the tokens that were drafted
     num_rejected: int = 0
     phase: Phase = Phase.WAITING

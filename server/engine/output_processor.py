@@ -49,6 +49,7 @@ class OutputProcessor:
         matchers: Matchers,
     ) -> None:
         self.num_generated = self.num_accepted = self.num_rejected = 0
+        self.num_accepted_of_model = self.num_rejected_of_model = 0  # of these
         self.longest = 1
         self.usage: Counter[str] = Counter()
         self._requests, self._sessions, self._keeper = requests, sessions, keeper
@@ -109,6 +110,9 @@ class OutputProcessor:
         live.num_rejected += num_rejected
         self.num_accepted += num_accepted
         self.num_rejected += num_rejected
+        if live.drafts_of_model:
+            self.num_accepted_of_model += num_accepted
+            self.num_rejected_of_model += num_rejected
 
     def _advance(self, live: Live, feed: Feed) -> None:
         """The state has seen the row's tokens."""

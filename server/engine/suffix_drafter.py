@@ -15,6 +15,7 @@ import numpy as np
 
 from server.engine.draft_choices import Choices, place_of
 from server.engine.draft_costs import DraftCosts
+from server.engine.drafter import NO_DRAFTS, Proposal
 from server.engine.live import Live
 from server.engine.runner import Mask
 from server.engine.session import Session
@@ -41,6 +42,8 @@ FORCED_RATE, FREE_RATE, AFTER_RATE = 0.9, 0.2, 0.2
 
 #: Seconds that the masks of one row's drafts may take.
 MASKS_S = 0.005
+#: No clock tells less apart.
+CLOCK_S = 1e-9
 
 #: A text is not forced where more tokens may come than those that begin it.
 MAX_FORCED_IDS = 16
@@ -121,21 +124,21 @@ class SuffixDrafter:
         self.costs, self._token_bytes = costs, token_bytes
         self._streams: WeakKeyDictionary[Session, Stream] = WeakKeyDictionary()
 
-    def propose(self, live: Live, limit: int, num_running: int) -> tuple[Sequence[int], int]:
+    def propose(self, live: Live, limit: int, num_running: int) -> Proposal:
         if not live.request.speculation:
-            return (), 0
+            return NO_DRAFTS
         session = live.session
         stream = self._stream(session)
         if stream.length != session.length:
             _catch_up(stream, live)
         found, stream.num_streams = stream.find(self.max_drafts), num_running
         if session.constraint is not None:  # its guess is made draft by draft
-            most = max(1, int(MASKS_S / session.constraint.draft_cost_s))
-            return found, min(limit, most)
+            most = max(1, int(MASKS_S / max(session.constraint.draft_cost_s, CLOCK_S)))
+            return Proposal(found, min(limit, most))
         stream.guess = [Guess(token, stream.kind) for token in found]
         rate, num_unfed = stream.rates[stream.kind], session.num_unfed
         number = self.costs.best_number(rate, limit, num_running, num_unfed) if found else 0
-        return found, number
+        return Proposal(found, number)
 
     def next_draft(self, live: Live, taken: Sequence[int], mask: Mask) -> int | None:
         stream = self._streams[live.session]
@@ -174,9 +177,10 @@ class SuffixDrafter:
         if longest is not None:
             return longest if last is None else last, FORCED
         after = choices.after(where.before)
-        if after is not None and allows(mask, after):
-            return after, AFTER
-        return last, AGAIN
+        if after is None or not allows(mask, after):
+            return last, AGAIN
+        is_likelier = last is None or stream.rates[AFTER] >= choices.rate(where.place)
+        return (after, AFTER) if is_likelier else (last, AGAIN)
 
     @property
     def num_indexes(self) -> int:

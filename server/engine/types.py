@@ -301,3 +301,5 @@ class EngineStats:
     prefix_saved_tokens_total: int = 0
     accepted_drafts_total: int = 0
     rejected_drafts_total: int = 0
+    accepted_model_drafts_total: int = 0
+    rejected_model_drafts_total: int = 0

@@ -26,13 +26,19 @@ from server.config.settings import ServerConfig
 from server.config.sources import ModelSource
 from server.constraints.compiler import FormatCompiler
 from server.engine.config import EngineConfig
+from server.engine.drafter import Drafter
 from server.engine.value import StateBlock
 from server.models.backend import Backend, BackendError, open_backend
 from server.models.changes import ModelBroken
 from server.models.info import ModelInfo, state_tensors
 from server.models.registry import Models, Version
 from server.models.service import make_service
-from server.models.speculation import open_drafter
+from server.models.speculation import (
+    DraftModelError,
+    check_draft_model,
+    draft_state_bytes,
+    open_drafter,
+)
 from server.models.state_files import read_state, state_in
 from server.models.storage import Home, Shared, home_of, open_prefixes, open_storage
 from server.observability.metrics import Metrics
@@ -82,7 +88,8 @@ class ModelBuilder:
         are. Raises `ModelBroken`, `StoreError` or `VersionInUse`.
         """
         config = self._config
-        num_sessions = _num_sessions(source.source or source.name, checkpoint, config)
+        draft = self._draft_model(checkpoint)
+        num_sessions = _num_sessions(source.source or source.name, checkpoint, config, draft)
         try:
             backend = open_backend(checkpoint, config.backend, config.dtype, config.threads)
         except (BackendError, CheckpointError, ConfigError) as error:
@@ -98,7 +105,7 @@ class ModelBuilder:
             constraints = FormatCompiler(backend.tokenizer)
             limits = _limits(checkpoint, config, store, constraints)
             if config.speculation == "auto":
-                limits = replace(limits, drafter=open_drafter(backend))
+                limits = replace(limits, drafter=self._drafter(backend, draft))
             engine = backend.engine(num_sessions, limits)
             fixed = _fixed_states(config, source.name, signing.identity, checkpoint)
         except OSError as error:
@@ -128,6 +135,30 @@ class ModelBuilder:
             ),
         )
         return Version(source, service, home)
+
+    def _draft_model(self, checkpoint: Checkpoint) -> Checkpoint | None:
+        """What drafts for ``checkpoint``. Raises `ModelBroken`, which names the flag."""
+        source = self._config.draft_model
+        if source is None:
+            return None
+        try:
+            draft = load_model(source)
+            check_draft_model(checkpoint, draft)
+        except DraftModelError as error:
+            raise ModelBroken(str(error)) from error
+        except (CheckpointError, ConfigError, TokenizerError, OSError) as error:
+            raise ModelBroken(f"--draft-model: {error}") from error
+        return draft
+
+    def _drafter(self, backend: Backend, draft: Checkpoint | None) -> Drafter | None:
+        if draft is None:
+            return open_drafter(backend)
+        config = self._config
+        try:
+            small = open_backend(draft, "native", config.dtype, config.threads)
+        except (BackendError, CheckpointError, ConfigError) as error:
+            raise ModelBroken(f"--draft-model: {error}") from error
+        return open_drafter(backend, small)
 
     def _elsewhere(
         self, source: ModelSource, checkpoint: Checkpoint, home: Home | None
@@ -213,13 +244,19 @@ def _limits(
     )
 
 
-def _num_sessions(source: str, checkpoint: Checkpoint, config: ServerConfig) -> int:
-    """Slots of the pool. Raises `ModelBroken` where the memory has room for none."""
+def _num_sessions(
+    source: str, checkpoint: Checkpoint, config: ServerConfig, draft: Checkpoint | None
+) -> int:
+    """Slots of the pool, next to the states of what drafts for it.
+
+    Raises `ModelBroken` where the memory has room for none.
+    """
     try:
         state_bytes = StateLayout.of(checkpoint.config).num_bytes
     except ConfigError as error:
         raise ModelBroken(f"{source}: {error}") from error
     memory = config.state_memory or state_memory(checkpoint.config)
+    memory -= 0 if draft is None else draft_state_bytes(draft.config)
     num_sessions = config.max_sessions or memory // state_bytes
     if num_sessions < 1:
         raise ModelBroken(f"--state-memory: one session takes {state_bytes} bytes")

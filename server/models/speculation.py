@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 import time
 
+from model.architectures.config import Config
+from model.checkpoint import Checkpoint
 from model.state import StateLayout
 from server.engine.cpu_state_pool import CpuStatePool
 from server.engine.draft_costs import MEASURED_ROWS, DraftCosts
+from server.engine.drafter import Drafter
+from server.engine.model_drafter import ModelDrafter
 from server.engine.runner import Feed, Runner
-from server.engine.suffix_drafter import MAX_DRAFTS, SuffixDrafter
+from server.engine.suffix_drafter import MAX_DRAFTS, MAX_STREAMS, SuffixDrafter
 from server.engine.types import SamplingParams
 from server.models.backend import Backend
 
@@ -19,8 +23,15 @@ logger = logging.getLogger("everstream.speculation")
 NUM_ROUNDS = 3
 
 
-def open_drafter(backend: Backend) -> SuffixDrafter | None:
-    """What drafts for ``backend``; None where its bits depend on chunks, or no draft would pay."""
+class DraftModelError(ValueError):
+    """A draft model that cannot draft for a model. The message begins with its flag."""
+
+
+def open_drafter(backend: Backend, draft: Backend | None = None) -> Drafter | None:
+    """What drafts for ``backend``; None where its bits depend on chunks, or no draft would pay.
+
+    ``draft`` is a small model that `check_draft_model` has accepted.
+    """
     pool = CpuStatePool(StateLayout.of(backend.config), 1)
     runner = backend.make_runner(pool)
     if runner.grid:
@@ -34,7 +45,40 @@ def open_drafter(backend: Backend) -> SuffixDrafter | None:
         "tokens are drafted where that pays" if pays else "no tokens are drafted, it would not pay",
         *(", ".join(map(str, costs.rows)), times),
     )
-    return SuffixDrafter(costs, backend.tokenizer.token_bytes) if pays else None
+    if not pays:
+        return None
+    past = SuffixDrafter(costs, backend.tokenizer.token_bytes)
+    return past if draft is None else _with_model(past, draft)
+
+
+def _with_model(past: SuffixDrafter, draft: Backend) -> Drafter:
+    """Without the small model where its drafts, were they always right, would not pay."""
+    pool = CpuStatePool(StateLayout.of(draft.config), MAX_STREAMS)
+    runner = draft.make_runner(pool)
+    draft_s = measured_costs(runner, pool).times_s[0]
+    costs = past.costs.with_drafts_of(draft_s)
+    pays = costs.ever_pays(MAX_DRAFTS)
+    logger.info(
+        "the draft model takes %.2f ms for a draft: %s",
+        *(draft_s * 1000, "it drafts where that pays" if pays else "it drafts none"),
+    )
+    return ModelDrafter(past, runner, pool, costs) if pays else past
+
+
+def draft_state_bytes(config: Config) -> int:
+    """Of the states of a small model: one for each stream that drafts are made for."""
+    return MAX_STREAMS * StateLayout.of(config).num_bytes
+
+
+def check_draft_model(checkpoint: Checkpoint, draft: Checkpoint) -> None:
+    """Raises `DraftModelError` where ``draft`` cannot draft for ``checkpoint``."""
+    if draft.config.context:
+        raise DraftModelError("--draft-model: a model with attention layers cannot draft")
+    mine, theirs = checkpoint.tokenizer, draft.tokenizer
+    if mine.vocab_size != theirs.vocab_size or any(
+        mine.token_bytes(id) != theirs.token_bytes(id) for id in range(mine.vocab_size)
+    ):
+        raise DraftModelError("--draft-model: it has another vocabulary than the model")
 
 
 def measured_costs(runner: Runner, pool: CpuStatePool) -> DraftCosts:
@@ -59,4 +103,5 @@ def measured_costs(runner: Runner, pool: CpuStatePool) -> DraftCosts:
             calls[rows] = min(calls[rows], run_s - copied_s)
             checkpoint_s = min(checkpoint_s, copied_s - begin_s)
             restore_s = min(restore_s, restored_s - run_s)
+    pool.free(slot)
     return DraftCosts(tuple(calls.values()), checkpoint_s, restore_s)

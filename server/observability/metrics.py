@@ -247,6 +247,16 @@ _ENGINE = (
             "rejected": lambda stats: stats.rejected_drafts_total,
         },
     ),
+    _Family(
+        CounterMetricFamily,
+        "everstream_model_draft_tokens",
+        "Number of those drafted by the draft model.",
+        "result",
+        {
+            "accepted": lambda stats: stats.accepted_model_drafts_total,
+            "rejected": lambda stats: stats.rejected_model_drafts_total,
+        },
+    ),
     _gauge("queue_requests", "Number of requests waiting in the queue.", lambda s: s.num_waiting),
     _gauge("running_requests", "Number of running requests.", lambda s: s.num_running),
     _counter(

@@ -75,9 +75,12 @@ async def chaos(plan: Plan, say: Callable[[str], None] = lambda line: None) -> V
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(Path(folder) / "model", attention=plan.attention)
         bound = bound_of(plan.attention)
-        program = DRAFTING if plan.drafts else EVERSTREAM
+        program, environment = EVERSTREAM, bound
+        if plan.drafts:
+            draft = write_model(Path(folder) / "draft")
+            program, environment = DRAFTING, bound | {"EVERSTREAM_DRAFT_MODEL": str(draft)}
         async with cluster_of(
-            model, plan.seed, wires=plan.wires, environment=bound, program=program
+            model, plan.seed, wires=plan.wires, environment=environment, program=program
         ) as cluster:
             return await _Run(plan, cluster, say).run(model, bound)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from model.state import StateLayout
 from server.cli.main import app
+from server.engine.cpu_state_pool import CpuStatePool
 from server.engine.draft_costs import DraftCosts
-from server.engine.suffix_drafter import SuffixDrafter
+from server.engine.drafter import Drafter
+from server.engine.model_drafter import ModelDrafter
+from server.engine.suffix_drafter import MAX_STREAMS, SuffixDrafter
 from server.models import factory
 from server.models.backend import Backend
 
@@ -12,8 +16,12 @@ from server.models.backend import Backend
 FREE = DraftCosts((1.0, 1.0, 1.0, 1.0, 1.0))
 
 
-def _open_drafter(backend: Backend) -> SuffixDrafter:
-    return SuffixDrafter(FREE, backend.tokenizer.token_bytes)
+def _open_drafter(backend: Backend, draft: Backend | None = None) -> Drafter:
+    past = SuffixDrafter(FREE, backend.tokenizer.token_bytes)
+    if draft is None:
+        return past
+    pool = CpuStatePool(StateLayout.of(draft.config), MAX_STREAMS)
+    return ModelDrafter(past, draft.make_runner(pool), pool, FREE)
 
 
 if __name__ == "__main__":

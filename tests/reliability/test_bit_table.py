@@ -23,7 +23,7 @@ from server.store.base import Identity
 from server.store.portable import export_session, import_session
 from server.store.sqlite.store import open_store
 from tests.reliability.engines import BACKENDS, Model
-from tests.server.engine.drafters import ScriptedDrafter
+from tests.server.engine.drafters import ScriptedDrafter, model_drafter
 from tests.server.engine.ledger import Ledger
 from tests.tiny import (
     drain,
@@ -235,6 +235,18 @@ def drafted(model: Model) -> Bits:
     return end(heir, heir.kept.adopt(engine.kept.value(session, "me"), "me", 0.0).session)
 
 
+def drafted_by_a_model(model: Model) -> Bits:
+    """Both turns, with the states of a model that often draws otherwise; a fork goes on."""
+    if model.backend == "torch":
+        return cold(model)
+    engine = model.engine(drafter=model_drafter("gated"))
+    (copy,) = engine.kept.fork(begin(engine), "me", 1, 0.0)
+    bits = end(engine, copy.session)
+    stats = engine.stats()
+    assert stats.accepted_model_drafts_total + stats.rejected_model_drafts_total
+    return bits
+
+
 def stored_and_opened_again(model: Model) -> Bits:
     """All but the store's folder is lost within the second turn, as by a kill."""
     engine = model.engine(save_interval=30)
@@ -280,6 +292,7 @@ WAYS: dict[str, Callable[[Model], Bits]] = {
         adopted,
         exported_and_imported,
         drafted,
+        drafted_by_a_model,
         stored_and_opened_again,
     )
 }

@@ -124,6 +124,18 @@ def test_tokenizer_is_that_of_the_one_model() -> None:
         ServerConfig.load({}, model=("a=x", "b=y"), tokenizer=Path("t.json"))
 
 
+def test_draft_model_is_for_one_model_that_drafts() -> None:
+    config = ServerConfig.load({"EVERSTREAM_DRAFT_MODEL": "small"}, speculation="auto")
+    assert config.draft_model == "small"
+    with pytest.raises(ConfigError, match="--draft-model needs --speculation auto"):
+        ServerConfig.load({}, speculation="off", draft_model="small")
+    for several in ({"model": ("a=x", "b=y")}, {"model_dir": Path("models")}):
+        with pytest.raises(ConfigError, match="--draft-model is for one model"):
+            ServerConfig.load({}, speculation="auto", draft_model="small", **several)
+    with pytest.raises(ConfigError, match="--draft-model"):
+        ServerConfig.load({}, speculation="auto", draft_model="")
+
+
 def test_flags() -> None:
     assert [flag_of(name) for name in ("api_keys", "max_sessions", "session_ttl_s")] == [
         "--api-key",

@@ -7,13 +7,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from model.state import StateLayout
 from server.engine.constraint import Matchers
+from server.engine.cpu_state_pool import CpuStatePool
+from server.engine.draft_costs import DraftCosts
+from server.engine.drafter import Proposal
 from server.engine.engine import Engine
 from server.engine.live import Live
+from server.engine.model_drafter import ModelDrafter
+from server.engine.native_runner import NativeRunner
 from server.engine.runner import Mask
 from server.engine.session import Session
+from server.engine.suffix_drafter import MAX_STREAMS, SuffixDrafter
 from server.engine.types import Request
 from tests.fakes import Hashed
+from tests.tiny import tiny_checkpoint, tiny_runtime, tiny_tokenizer
 
 MAX_DRAFTS = 5
 #: How many of the drafts are right, one kind after the other; "random" ones may be.
@@ -38,7 +46,7 @@ class Drafter:
         draft = live.drafts[number]
         return draft if mask[draft // 32] >> (draft % 32) & 1 else None
 
-    def propose(self, live: Live, limit: int, num_running: int) -> tuple[Sequence[int], int]:
+    def propose(self, live: Live, limit: int, num_running: int) -> Proposal:
         request, session = live.request, live.session
         assert 0 < limit <= MAX_DRAFTS, limit
         kind = next(self._kinds)
@@ -48,7 +56,7 @@ class Drafter:
         elif isinstance(kind, int):
             right[kind:] = [(token + 1) % self.vocab_size for token in right[kind:]]
         self.num_proposed += len(right)
-        return right, len(right)
+        return Proposal(right, len(right))
 
     def right(self, request: Request, session: Session, limit: int) -> list[int]:
         """What will be drawn, as far as it is known."""
@@ -94,3 +102,21 @@ class HashedDrafter(Drafter):
                 break
             hashed = hashed.after(tokens[-1:])
         return tokens
+
+
+#: Rows and drafts cost next to nothing: whatever may be right is drafted.
+CHEAP = DraftCosts((1.0, 1.0, 1.0, 1.0, 1.0))
+#: Of a text's past nothing is drafted.
+NEVER = DraftCosts((1.0, 2.0, 4.0, 8.0, 16.0))
+
+
+def model_drafter(
+    attention: str,
+    costs: DraftCosts = CHEAP,
+    past: DraftCosts = NEVER,
+    num_slots: int = MAX_STREAMS,
+) -> ModelDrafter:
+    """The tiny model of ``attention`` drafts, where the text's past does not."""
+    pool = CpuStatePool(StateLayout.of(tiny_checkpoint(attention).config), num_slots)
+    runner = NativeRunner(tiny_runtime(attention), pool)
+    return ModelDrafter(SuffixDrafter(past, tiny_tokenizer().token_bytes), runner, pool, costs)

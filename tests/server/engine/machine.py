@@ -11,6 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine
 
+from server.engine.drafter import Drafter
 from server.engine.engine import Engine
 from server.engine.runner import Runner
 from server.engine.types import Request
@@ -61,7 +62,7 @@ class Commanded(RuleBasedStateMachine):
     def new_runtime(self) -> ReadingRuntime:
         return ReadingRuntime(self.tokenizer.vocab_size)
 
-    def new_drafter(self) -> HashedDrafter | None:
+    def new_drafter(self) -> Drafter | None:
         return None
 
     def make_engine(self) -> Engine:
@@ -82,7 +83,7 @@ class Commanded(RuleBasedStateMachine):
             matchers=self.matchers,
             drafter=self.drafter,
         )
-        if self.drafter is not None:
+        if isinstance(self.drafter, HashedDrafter):
             self.drafter.engine = engine
         return engine
 

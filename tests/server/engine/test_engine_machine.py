@@ -8,12 +8,18 @@ other readers. Prompts are cut anywhere, on a grid, or with drafts, or the past 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
+from model.state import StateLayout
+from server.engine.cpu_state_pool import CpuStatePool
+from server.engine.model_drafter import ModelDrafter
+from server.engine.native_runner import NativeRunner
 from server.engine.runner import Runner
+from server.engine.suffix_drafter import SuffixDrafter
 from server.errors import (
     CapacityExhausted,
     InternalFailure,
@@ -21,13 +27,16 @@ from server.errors import (
     SessionBusy,
 )
 from tests.fakes import OnGrid
-from tests.server.engine.drafters import HashedDrafter
+from tests.server.engine.drafters import CHEAP, NEVER, HashedDrafter
 from tests.server.engine.ledger import rebuilt, settled
 from tests.server.engine.machine import RUNNING, Commanded, asked, hashed
 from tests.server.engine.reading import ReadingRuntime
 from tests.server.engine.remembering import RememberingRuntime
 from tests.server.engine.texts import Text
 from tests.tiny import BOUNDED, check_books, request, tiny_checkpoint
+
+if TYPE_CHECKING:
+    from model.native.runtime import Runtime
 
 GRAMMARS = st.sampled_from([None, "3", "40"])
 #: What a request also wants to know: fields of it, and of its sampling.
@@ -333,6 +342,26 @@ class DraftingMachine(EngineMachine):
 
 DraftingMachine.TestCase.settings = EngineMachine.TestCase.settings
 test_engine_machine_with_drafts = DraftingMachine.TestCase
+
+
+class ModelDraftingMachine(EngineMachine):
+    """With drafts of a model that is right, as long as its states are those of the texts."""
+
+    def new_drafter(self) -> ModelDrafter:
+        pool = CpuStatePool(StateLayout.of(tiny_checkpoint().config), 2)
+        runner = NativeRunner(cast("Runtime", self.new_runtime()), pool)
+        past = SuffixDrafter(NEVER, self.tokenizer.token_bytes)
+        return ModelDrafter(past, runner, pool, CHEAP)
+
+    @invariant()
+    def its_states_are_those_of_the_texts(self) -> None:
+        """The stand-in raises where a token, a slot or a position is wrong."""
+        assert isinstance(self.drafter, ModelDrafter)
+        assert not self.drafter.is_broken
+
+
+ModelDraftingMachine.TestCase.settings = EngineMachine.TestCase.settings
+test_engine_machine_with_a_draft_model = ModelDraftingMachine.TestCase
 
 
 class BoundedMachine(EngineMachine):

@@ -15,6 +15,7 @@ import pytest
 from server.constraints.compiler import FormatCompiler
 from server.constraints.grammar import grammar_text, with_costs
 from server.constraints.vocabulary import Vocabulary
+from server.engine.draft_choices import place_of
 from server.engine.draft_costs import DraftCosts
 from server.engine.engine import Engine
 from server.engine.matcher import Matcher
@@ -270,12 +271,13 @@ def test_token_that_came_at_a_place_before_is_drafted_there_while_it_is_mostly_r
     )
     stream.read([10, 30])
     assert drafter.next_draft(live, [10], mask_of(*range(30, 60))) == 30, "it came after 10"
-    costs = DraftCosts((1.0, 1.1, 1.3, 1.7, 2.5))
-    drafter = SuffixDrafter(costs, tiny_tokenizer().token_bytes)
-    drafter._streams[live.session] = stream
-    for token in (15, 20, 25, 35, 40):
+    for token in (15, 15, 15, 15):
         drafter.next_draft(live, [], number)
         stream.read([token])
+    stream.rates = [0.0] * len(stream.rates)
+    assert drafter.next_draft(live, [], number) == 15, "what is mostly right at the place"
+    for token in range(20, 90, 5):
+        stream.choices.learn(place_of(number), 10, token)
     assert drafter.next_draft(live, [], number) is None, "each time it was another one"
 
 

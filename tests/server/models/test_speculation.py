@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from model.native.runtime import built
+from model.state import StateLayout
+from server.config.settings import ServerConfig
+from server.config.sources import ModelSource
 from server.engine.draft_costs import DraftCosts
-from server.engine.suffix_drafter import SuffixDrafter
+from server.engine.suffix_drafter import MAX_STREAMS, SuffixDrafter
 from server.models.backend import open_backend
-from server.models.speculation import measured_costs, open_drafter
+from server.models.changes import ModelBroken
+from server.models.factory import _num_sessions, build_models
+from server.models.speculation import (
+    DraftModelError,
+    check_draft_model,
+    measured_costs,
+    open_drafter,
+)
 from tests.server.harness import receive_until, send
 from tests.server.served import Served, served
 from tests.tiny import tiny_checkpoint, tiny_tokenizer, write_model
@@ -33,7 +44,7 @@ async def server(
     """Its rows cost nothing, whatever this machine needs for them."""
     costs = DraftCosts((1.0, 1.0, 1.0, 1.0, 1.0))
     drafter = SuffixDrafter(costs, tiny_tokenizer().token_bytes)
-    monkeypatch.setattr("server.models.factory.open_drafter", lambda backend: drafter)
+    monkeypatch.setattr("server.models.factory.open_drafter", lambda *backends: drafter)
     folder = tmp_path_factory.mktemp("drafting")
     write_model(folder / "a")
     async with served(str(folder / "a"), speculation="auto", store="memory") as started:
@@ -162,3 +173,64 @@ def test_drafter_is_there_where_it_pays(
     assert (drafter is not None) == pays
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("tokens are drafted" if pays else "no tokens are drafted, it would not")
+
+
+# A draft model
+
+
+async def test_draft_model_changes_no_text_and_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and drafts cost nothing, whatever this machine needs for them."""
+    costs = iter([DraftCosts((1.0, 1.0, 1.0, 1.0, 1.0)), DraftCosts((0.0, 0.0, 0.0, 0.0, 0.0))])
+    monkeypatch.setattr(
+        "server.models.speculation.measured_costs", lambda runner, pool: next(costs)
+    )
+    write_model(tmp_path / "a")
+    write_model(tmp_path / "small")
+    settings = {"store": "memory", "speculation": "auto", "draft_model": str(tmp_path / "small")}
+    sampling = {"max_tokens": 60, "seed": 5, "ignore_eos": True}
+    async with served(str(tmp_path / "a"), **settings) as server:
+        drafted = await server.complete(**sampling)
+        plain = await server.complete(**sampling, speculation="off")
+        text = (await server.http.get("/metrics")).text
+    assert drafted["choices"] == plain["choices"]
+    line = 'everstream_model_draft_tokens_total{model="a",result="accepted"}'
+    (found,) = (each for each in text.splitlines() if each.startswith(line))
+    assert float(found.split()[-1]) > 30
+
+
+@pytest.mark.parametrize(
+    ("draft", "message"),
+    [
+        ("everstream-stories", "--draft-model: it has another vocabulary than the model"),
+        ("none/such", "--draft-model: "),
+    ],
+)
+def test_draft_model_that_cannot_draft_is_refused_by_its_flag(
+    tmp_path: Path, draft: str, message: str
+) -> None:
+    write_model(tmp_path / "a")
+    source = ModelSource("a", str(tmp_path / "a"))
+    draft = str(tmp_path / draft) if "/" in draft else draft
+    config = ServerConfig(
+        model=(source,), speculation="auto", draft_model=draft, store="memory", max_sessions=2
+    )
+    with pytest.raises(ModelBroken, match=message):
+        build_models(config)
+
+
+def test_draft_model_with_a_bounded_past_is_refused() -> None:
+    check_draft_model(tiny_checkpoint(), tiny_checkpoint("rwkv7"))
+    with pytest.raises(DraftModelError, match="--draft-model: a model with attention layers"):
+        check_draft_model(tiny_checkpoint(), tiny_checkpoint("lfm2"))
+
+
+def test_states_of_a_draft_model_are_part_of_the_state_memory() -> None:
+    state_bytes = StateLayout.of(tiny_checkpoint().config).num_bytes
+    config = ServerConfig(state_memory=20 * state_bytes)
+    assert _num_sessions("a", tiny_checkpoint(), config, None) == 20
+    assert _num_sessions("a", tiny_checkpoint(), config, tiny_checkpoint()) == 20 - MAX_STREAMS
+    config = ServerConfig(state_memory=MAX_STREAMS * state_bytes)
+    with pytest.raises(ModelBroken, match="--state-memory"):
+        _num_sessions("a", tiny_checkpoint(), config, tiny_checkpoint())
