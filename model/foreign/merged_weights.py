@@ -125,6 +125,9 @@ class Merged(WrappedWeights):
             values[begin : begin + step] = self.rows(name, begin, begin + step)
         return values
 
+    def block_kind(self, name: str) -> str | None:
+        return None if name in self._changes else self._base.block_kind(name)
+
     def rows(self, name: str, begin: int, end: int | None) -> Array:
         changes = self._changes.get(name)
         if not changes:

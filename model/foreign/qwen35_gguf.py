@@ -7,10 +7,10 @@ value heads than key heads, value heads lie in another order: head ``r Hk + g`` 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from model.architectures.qwen35.config import Qwen35Config
 from model.files import ConfigError
@@ -25,6 +25,8 @@ CHANNELS = ("attn_qkv.weight", "ssm_conv1d.weight", "attn_gate.weight")
 HEADS = ("ssm_alpha.weight", "ssm_beta.weight", "ssm_a", "ssm_dt.bias")
 #: The one whose columns are heads of a few channels.
 COLUMNS = "ssm_out.weight"
+#: Rows of a tensor, from one to before another.
+Read = Callable[[str, int, int | None], Array]
 
 
 def read_gguf(file: GgufFile, name: str) -> tuple[Qwen35Config, Renamed]:
@@ -48,7 +50,7 @@ def read_gguf(file: GgufFile, name: str) -> tuple[Qwen35Config, Renamed]:
         if key.startswith(f"{GGUF.block.format(layer)}.")
     }
     same_order = config.num_key_heads == config.num_value_heads
-    weights = Renamed(file if same_order else _HeadOrder(file, config), GGUF.parts_of(config))
+    weights = Renamed(file if same_order else HeadOrder(file, config), GGUF.parts_of(config))
     weights.check(name, config.weight_shapes(), unused)
     return config, weights
 
@@ -105,7 +107,7 @@ def _check_sections(source: GgufSource) -> None:
         raise ConfigError(f"{source.family}: rope.dimension_sections must be an array of numbers")
 
 
-class _HeadOrder(WrappedWeights):
+class HeadOrder(WrappedWeights):
     """The tensors with their value heads in the order of the original."""
 
     def __init__(self, file: GgufFile, config: Qwen35Config) -> None:
@@ -128,17 +130,27 @@ class _HeadOrder(WrappedWeights):
             return heads[begin:end]
         if kind == COLUMNS:
             return self._base.rows(name, begin, end)[:, self._channels]
+        return self._in_order(self._base.rows, name, begin, end)
+
+    def block_kind(self, name: str) -> str | None:
+        is_by_rows = name.split(".", 2)[-1] not in (*HEADS, COLUMNS)
+        return self._base.block_kind(name) if is_by_rows else None
+
+    def blocks(self, name: str, begin: int, end: int | None) -> Array:
+        """See `StoredWeights`; a row's numbers stay in their order."""
+        return self._in_order(self._base.blocks, name, begin, end)
+
+    def _in_order(self, read: Read, name: str, begin: int, end: int | None) -> Array:
+        kind = name.split(".", 2)[-1]
         if kind not in CHANNELS:
-            return self._base.rows(name, begin, end)
+            return read(name, begin, end)
         order = self._channels
         if kind != "attn_gate.weight":
             first = np.arange(self._first_value)
             order = np.concatenate([first, self._first_value + order])
-        return self._in_order(name, order[begin:end])
-
-    def _in_order(self, name: str, order: npt.NDArray[np.int64]) -> Array:
+        order = order[begin:end]
         runs = np.split(order, np.flatnonzero(np.diff(order) != 1) + 1)
-        parts = [self._base.rows(name, int(run[0]), int(run[-1]) + 1) for run in runs if len(run)]
+        parts = [read(name, int(run[0]), int(run[-1]) + 1) for run in runs if len(run)]
         if not parts:
-            return self._base.rows(name, 0, 0)
+            return read(name, 0, 0)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)

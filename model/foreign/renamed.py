@@ -81,6 +81,16 @@ class Renamed(StoredWeights):
         assert isinstance(self._files, StoredWeights), type(self._files)
         return self._files.dtype_of(self._parts[name].keys[0])
 
+    def block_kind(self, name: str) -> str | None:
+        part = self._parts[name]
+        if not isinstance(self._files, StoredWeights) or part.form != "same" or len(part.keys) > 1:
+            return None
+        return self._files.block_kind(part.keys[0])
+
+    def blocks(self, name: str, begin: int, end: int | None) -> Array:
+        assert isinstance(self._files, StoredWeights), type(self._files)
+        return self._files.blocks(self._parts[name].keys[0], begin, end)
+
     @property
     def is_quantized(self) -> bool:
         return isinstance(self._files, StoredWeights) and self._files.is_quantized

@@ -102,6 +102,10 @@ class TimeMixTensors(WrappedWeights):
             return self._base.rows(name, begin, end)
         return self[name][begin:end]
 
+    def block_kind(self, name: str) -> str | None:
+        is_same = self.shape(name) == self._base.shape(name)
+        return self._base.block_kind(name) if is_same else None
+
     def shape(self, name: str) -> Shape:
         shape = self._base.shape(name)
         if len(shape) > 2:

@@ -36,8 +36,11 @@ except ImportError as error:
 DTYPES = ("float32", "bfloat16", "int8", "int4")
 #: Those that torch has no products of.
 NATIVE_DTYPES = ("int8", "int4")
-#: What GGUF calls the blocks that are int4 here, number by number.
-INT4_KIND = "Q4_0"
+#: What GGUF calls the blocks that are int4 here, number by number, and what a runtime of int4 holds
+#: as it is in the file, by what the extension module calls it.
+INT4_KIND, HELD_KINDS = "Q4_0", {"Q4_K": "q4_k"}
+#: Files mostly of these are served as they are by a runtime of int4.
+INT4_FILES = (INT4_KIND, *HELD_KINDS)
 #: What a runtime of int4 holds in int8; see the notebook.
 INT8_TABLES = ("embedding.weight", "position_embedding.weight", "head.weight")
 #: In the place of a token: the logits were not finite.
@@ -69,7 +72,8 @@ class Runtime:
     ``weights`` are float32 by their names in a checkpoint, and not kept.
     ``num_ids`` is how many ids may be drawn, where the model's vocabulary is
     padded beyond the tokenizer's. ``progress`` is called while weights are read, with how many
-    numbers have been. Raises `NativeError` for what it does not cover.
+    numbers have been. ``held`` is the dtype, and the kinds of blocks that are as in their file.
+    Raises `NativeError` for what it does not cover.
     """
 
     def __init__(
@@ -107,11 +111,12 @@ class Runtime:
         options = native_options(config, self.layout)
         if options["family"] not in module.families():
             raise NativeError(f"it was built before it had kernels for {config.attention} models")
+        source = _Source(config.weight_shapes(), weights, progress)
         try:
             self._native: _native.Runtime = module.Runtime(
                 options,
                 offsets,
-                _Source(config.weight_shapes(), weights, progress),
+                source,
                 level or "",
                 dtype,
                 threads,
@@ -121,6 +126,7 @@ class Runtime:
             raise
         except ValueError as error:
             raise NativeError(str(error)) from error
+        self.held = "+".join([dtype, *sorted(source.kinds)])
 
     @property
     def level(self) -> str:
@@ -275,7 +281,7 @@ class Runtime:
 class _Source:
     """A checkpoint's tensors as the extension module reads them, rows at a time.
 
-    ``shapes`` are those that the config lists.
+    ``shapes`` are those that the config lists, ``kinds`` the `HELD_KINDS` that were read.
     """
 
     def __init__(
@@ -286,6 +292,7 @@ class _Source:
     ) -> None:
         self._shapes = shapes
         self._weights, self._progress, self._num_read = weights, progress, 0
+        self.kinds: set[str] = set()
 
     def has(self, name: str) -> bool:
         return name in self._shapes
@@ -298,16 +305,26 @@ class _Source:
             raise NativeError(f"weight {name!r} has another shape")
         return self._shapes[name]
 
-    def stays_int8(self, name: str) -> bool:
-        """Whether a matrix is held in int8 by a runtime of int4.
+    def held_as(self, name: str) -> str:
+        """What a runtime of int4 holds a matrix in: int4, int8, or one of `HELD_KINDS`.
 
-        One that a file of int4 has in more bits, which its author chose; and of other files
-        what is looked up or gives logits.
+        int8 are those that a file of four bits has in more, which its author chose, or that
+        come out changed; and of other files what is looked up or gives logits.
         """
         weights = self._weights
-        if isinstance(weights, StoredWeights) and weights.stored_dtype == INT4_KIND:
-            return weights.dtype_of(name) != INT4_KIND
-        return name in INT8_TABLES
+        if isinstance(weights, StoredWeights) and weights.stored_dtype in INT4_FILES:
+            held = HELD_KINDS.get(weights.block_kind(name) or "")
+            return held or ("int4" if weights.dtype_of(name) == INT4_KIND else "int8")
+        return "int8" if name in INT8_TABLES else "int4"
+
+    def blocks(self, name: str, begin: int, end: int) -> npt.NDArray[np.uint8]:
+        """Rows of a matrix that is held as one of `HELD_KINDS`, in the blocks of its file."""
+        assert isinstance(self._weights, StoredWeights), name
+        rows = np.array(self._weights.blocks(name, begin, end), np.uint8, order="C", copy=True)
+        self._weights.release()
+        self.kinds.add(self.held_as(name))
+        self._count(len(rows) * self._shapes[name][-1])
+        return rows
 
     def __call__(
         self, name: str, begin: int = 0, end: int | None = None
@@ -318,10 +335,13 @@ class _Source:
             self._weights.release()
         else:
             rows = np.ascontiguousarray(self._weights[name][begin:end], dtype=np.float32)
-        self._num_read += rows.size
+        self._count(rows.size)
+        return rows
+
+    def _count(self, num: int) -> None:
+        self._num_read += num
         if self._progress is not None:
             self._progress(self._num_read)
-        return rows
 
 
 def _built() -> Any:

@@ -76,6 +76,17 @@ class StoredWeights(Mapping[str, Array], ABC):
         """The dtype that the files have a tensor in, where they may differ; of several, one."""
         return self.stored_dtype
 
+    def block_kind(self, name: str) -> str | None:
+        """What GGUF calls the blocks that `blocks` gives.
+
+        None where a tensor is not in blocks, or comes out with other numbers than these have.
+        """
+        return None
+
+    def blocks(self, name: str, begin: int, end: int | None) -> Array:
+        """Rows of a matrix that has a `block_kind`, as the file has them: uint8 [rows, bytes]."""
+        raise NotImplementedError(name)
+
     @property
     def is_quantized(self) -> bool:
         """Whether most of the numbers are in blocks or rows of integers with a scale."""
@@ -83,7 +94,10 @@ class StoredWeights(Mapping[str, Array], ABC):
 
 
 class WrappedWeights(StoredWeights):
-    """Those of ``base``; a subclass changes names, shapes or numbers."""
+    """Those of ``base``; a subclass changes names, shapes or numbers.
+
+    A subclass says of which tensors it leaves the blocks as they are (`block_kind`).
+    """
 
     def __init__(self, base: StoredWeights) -> None:
         self._base, self.name = base, base.name
@@ -118,6 +132,9 @@ class WrappedWeights(StoredWeights):
 
     def dtype_of(self, name: str) -> str:
         return self._base.dtype_of(name)
+
+    def blocks(self, name: str, begin: int, end: int | None) -> Array:
+        return self._base.blocks(name, begin, end)
 
     @property
     def is_quantized(self) -> bool:

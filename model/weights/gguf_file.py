@@ -103,11 +103,9 @@ class GgufFile(MappedWeights[GgufTensor]):
             count = math.prod(tensor.shape)
             raw = np.frombuffer(tensor.data, NUMPY[kind.name], count, tensor.start)
             return decoded(raw.reshape(tensor.shape)[rows], kind.name)
-        row_bytes = columns // kind.block * kind.num_bytes
-        bytes_ = np.frombuffer(tensor.data, np.uint8, tensor.num_bytes, tensor.start)
-        blocks = bytes_.reshape(*tensor.shape[:-1], row_bytes)
+        blocks = _blocks_of(tensor)
         found = blocks[rows] if len(tensor.shape) > 1 else blocks
-        values = unpacked(found.reshape(-1, row_bytes), kind, columns)
+        values = unpacked(found.reshape(-1, blocks.shape[-1]), kind, columns)
         values = values.reshape(*found.shape[:-1], columns)
         return values if len(tensor.shape) > 1 else values[rows]
 
@@ -118,9 +116,24 @@ class GgufFile(MappedWeights[GgufTensor]):
     def dtype_of(self, name: str) -> str:
         return self._tensors[name].kind.name
 
+    def block_kind(self, name: str) -> str | None:
+        tensor = self._tensors[name]
+        return tensor.kind.name if tensor.kind.block > 1 and len(tensor.shape) == 2 else None
+
+    def blocks(self, name: str, begin: int, end: int | None) -> Array:
+        rows: Array = _blocks_of(self._tensors[name])[begin:end]
+        return rows
+
     @property
     def is_quantized(self) -> bool:
         return self.stored_dtype in QUANTIZED
+
+
+def _blocks_of(tensor: GgufTensor) -> Array:
+    """Its bytes, [..., bytes of a row]."""
+    row_bytes = tensor.shape[-1] // tensor.kind.block * tensor.kind.num_bytes
+    bytes_ = np.frombuffer(tensor.data, np.uint8, tensor.num_bytes, tensor.start)
+    return bytes_.reshape(*tensor.shape[:-1], row_bytes)
 
 
 def _read(path: Path) -> _GgufPart:

@@ -72,6 +72,13 @@ def unpacked(rows: Array, kind: GgufKind, columns: int) -> Array:
     return values
 
 
+def block_scales(blocks: Array, kind: str) -> Array:
+    """What the numbers of Q4_K blocks are multiples of, as float32: [rows, scales]."""
+    assert kind == "Q4_K", kind
+    each = blocks.reshape(len(blocks), -1, 144)[..., :4].copy()
+    return each.view(np.float16).reshape(len(blocks), -1).astype(np.float32)
+
+
 def kind_name(code: int) -> str:
     """What the format calls a type that is not supported."""
     from gguf.constants import GGMLQuantizationType

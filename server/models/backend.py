@@ -9,7 +9,7 @@ from typing import Literal
 
 from model.architectures.config import Config
 from model.checkpoint import Checkpoint
-from model.native.runtime import INT4_KIND, NATIVE_DTYPES, NativeError, Runtime, built, num_cores
+from model.native.runtime import INT4_FILES, NATIVE_DTYPES, NativeError, Runtime, built, num_cores
 from model.state import StateLayout
 from model.tokenizer import Tokenizer
 from model.weights import StoredWeights, Weights, is_quantized, num_parameters
@@ -37,10 +37,15 @@ class BackendError(ValueError):
 
 @dataclass(frozen=True)
 class Backend:
-    """A model that is ready to run; ``make_runner`` puts it on the slots of a pool of its own."""
+    """A model that is ready to run; ``make_runner`` puts it on the slots of a pool of its own.
+
+    ``held`` names the numbers that its weights are held as, of which ``dtype`` is most: states
+    of others differ.
+    """
 
     name: str
     dtype: str
+    held: str
     config: Config
     tokenizer: Tokenizer
     make_runner: Callable[[CpuStatePool], Runner]
@@ -92,16 +97,19 @@ def _native(checkpoint: Checkpoint, dtype: str, threads: int) -> Backend:
     weights.log(logger)
     logger.info(
         "the native runtime runs the model: %s, %s weights, %d threads",
-        *(runtime.level, dtype, threads),
+        *(runtime.level, runtime.held, threads),
     )
-    return Backend("native", dtype, config, tokenizer, lambda pool: NativeRunner(runtime, pool))
+    return Backend(
+        *("native", dtype, runtime.held, config, tokenizer),
+        lambda pool: NativeRunner(runtime, pool),
+    )
 
 
 def _auto_dtype(weights: Weights) -> str:
     """What holds the numbers of a file on the native runtime."""
     if not is_quantized(weights):
         return "bfloat16"
-    is_int4 = isinstance(weights, StoredWeights) and weights.stored_dtype == INT4_KIND
+    is_int4 = isinstance(weights, StoredWeights) and weights.stored_dtype in INT4_FILES
     return "int4" if is_int4 else "int8"
 
 
@@ -130,5 +138,5 @@ def _torch(checkpoint: Checkpoint, dtype: str, threads: int, reason: str) -> Bac
     config, tokenizer = checkpoint.config, checkpoint.tokenizer
     num_ids = tokenizer.vocab_size
     return Backend(
-        "torch", dtype, config, tokenizer, lambda pool: TorchRunner(model, pool, num_ids)
+        "torch", dtype, dtype, config, tokenizer, lambda pool: TorchRunner(model, pool, num_ids)
     )

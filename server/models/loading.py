@@ -16,6 +16,7 @@ import numpy as np
 
 from model.tensor_spec import Shape
 from model.weights import Array, StoredWeights, shape_in
+from model.weights.gguf_kinds import block_scales
 
 logger = logging.getLogger("everstream.loading")
 
@@ -98,6 +99,19 @@ class WatchedWeights(StoredWeights):
             self._found[name] = NOT_FINITE
         elif squares == 0 and "norm" in name and name.endswith("weight") and not flat.any():
             self._found[name] = ZEROS
+        return rows
+
+    def block_kind(self, name: str) -> str | None:
+        if isinstance(self._weights, StoredWeights):
+            return self._weights.block_kind(name)
+        return None
+
+    def blocks(self, name: str, begin: int, end: int | None) -> Array:
+        """See `StoredWeights`; numbers are finite where their scales are."""
+        assert isinstance(self._weights, StoredWeights), name
+        rows, kind = self._weights.blocks(name, begin, end), self.block_kind(name)
+        assert kind is not None, name
+        self._seen(name, block_scales(rows, kind))
         return rows
 
     def release(self) -> None:

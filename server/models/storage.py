@@ -162,7 +162,7 @@ def identity_of(checkpoint: Checkpoint, backend: Backend) -> Identity:
         model=checkpoint.digest,
         tokenizer=checkpoint.tokenizer.digest,
         backend=backend.name,
-        dtype=backend.dtype,
+        dtype=backend.held,
         state_bytes=layout.fixed_bytes,
         layout=hashlib.sha256(repr(shapes).encode()).hexdigest(),
         group_bytes=layout.group_bytes,

@@ -181,7 +181,9 @@ FORMATS = (
 def identity(name: str) -> Identity:
     """Of the model that states of the format ``name`` belong to."""
     checkpoint = tiny_checkpoint("rwkv7" if name.startswith("tuned") else "gated")
-    backend = Backend("native", "float32", checkpoint.config, checkpoint.tokenizer, _no_runner)
+    backend = Backend(
+        "native", "float32", "float32", checkpoint.config, checkpoint.tokenizer, _no_runner
+    )
     return identity_of(checkpoint, backend)
 
 

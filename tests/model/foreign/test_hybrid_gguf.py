@@ -10,17 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType, GGUFWriter
 
 from model.architectures.network import model_of
+from model.architectures.qwen35.config import Qwen35Config
 from model.checkpoint import load_checkpoint
 from model.config import ConfigError
 from model.foreign import read_gguf
+from model.foreign.qwen35_gguf import HeadOrder
 from model.weights import CheckpointError, StoredWeights
 from model.weights.gguf_file import GgufFile
-from tests.gguf_files import Tensors, byte_level_vocabulary
+from tests.gguf_files import Tensors, byte_level_vocabulary, finish
 from tests.hybrid_gguf import hybrid_tensors, numbered_vocabulary, write_hybrid
 from tests.hybrids import HYBRIDS, ours, texts
 from tests.model.architectures.rwkv7_llama import llama_logprobs
+from tests.q4k import q4k_blocks, q4k_numbers
 from tests.tiny import tiny_tokenizer
 
 #: Of logarithms of probabilities down to -12: llama.cpp adds up in other orders, and approximates
@@ -42,6 +46,35 @@ def path(tmp_path: Path) -> Path:
 def load(path: Path) -> StoredWeights:
     _, weights = read_gguf(GgufFile(path), path.name)
     return weights
+
+
+def test_blocks_come_in_the_order_of_the_heads(path: Path) -> None:
+    """Those of rows; where columns are heads there are none."""
+    config = HYBRIDS[QWEN].config
+    assert isinstance(config, Qwen35Config)
+    values = config.num_value_heads * config.value_head_dim
+    rows = {
+        "attn_qkv": 2 * config.num_key_heads * config.key_head_dim + values,
+        "attn_gate": values,
+        "ffn_up": values,
+        "ssm_alpha": config.num_value_heads,
+        "ssm_out": 8,
+    }
+    writer = GGUFWriter(path, "qwen35")
+    for seed, (name, num) in enumerate(rows.items()):
+        blocks = q4k_blocks(num, 256, seed)
+        kind = GGMLQuantizationType.Q4_K
+        writer.add_tensor(f"blk.0.{name}.weight", blocks, raw_dtype=kind)
+    finish(writer)
+    weights = HeadOrder(GgufFile(path), config)
+    for name in ("attn_qkv", "attn_gate", "ffn_up"):
+        key = f"blk.0.{name}.weight"
+        assert weights.block_kind(key) == "Q4_K"
+        for begin, end in ((0, None), (3, 8), (values - 3, values)):
+            found = q4k_numbers(weights.blocks(key, begin, end))
+            assert np.array_equal(found, weights.rows(key, begin, end))
+    assert weights.block_kind("blk.0.ssm_alpha.weight") is None
+    assert weights.block_kind("blk.0.ssm_out.weight") is None
 
 
 @pytest.mark.parametrize("name", HYBRIDS)

@@ -17,18 +17,32 @@ from model.checkpoint import Checkpoint, load_checkpoint, load_tokenizer
 from model.config import ConfigError
 from model.native.runtime import Runtime
 from model.tokenizer import TokenizerError
-from model.weights import CheckpointError, is_quantized
+from model.weights import CheckpointError, StoredWeights, is_quantized
 from server.models.backend import open_backend
-from tests.gguf_files import Tensors, byte_level_vocabulary, finish, gguf_tensors, write_gguf
+from server.models.storage import identity_of
+from tests.gguf_files import (
+    Fill,
+    Raw,
+    Tensors,
+    byte_level_vocabulary,
+    finish,
+    gguf_tensors,
+    write_gguf,
+)
 from tests.int4 import Q4Weights, to_int4
 from tests.model.ops.cpu.models import feed
-from tests.rwkv7 import SHAPES, published, write_pth
+from tests.q4k import Q4KWeights, q4k_blocks, q6k_blocks
+from tests.rwkv7 import SHAPES, Shape, published, write_pth
 from tests.tiny import tiny_tokenizer
 
 SHAPE = SHAPES["square"]
 TENSORS = gguf_tensors(published(SHAPE))
 VOCABULARY = byte_level_vocabulary(tiny_tokenizer(), SHAPE.vocab_size)
 Change = Callable[[Tensors], object]
+
+
+def vocabulary_of(shape: Shape) -> Fill:
+    return byte_level_vocabulary(tiny_tokenizer(), shape.vocab_size)
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +102,70 @@ def test_int4_weights_are_held_as_they_are(path: Path) -> None:
     )
     assert found.tobytes() == wanted.tobytes()
     assert runtimes[0].num_bytes == runtimes[1].num_bytes
+
+
+def write_q4k(path: Path) -> Path:
+    """A file as those of Q4_K_M: the head and a half of one kind of matrix have six bits."""
+    shape = Shape(301, 256, 2, 64, 512, (16, 16, 8, 32))
+    tensors = gguf_tensors(published(shape))
+    raw: Raw = {}
+    for seed, (name, data) in enumerate(tensors.items()):
+        if data.ndim != 2 or data.shape[1] % 256 or "lerp" in name or "time_mix_r_k" in name:
+            continue
+        if name in ("output.weight", "blk.1.channel_mix_value.weight"):
+            raw[name] = (q6k_blocks(*data.shape, seed), GGMLQuantizationType.Q6_K)
+        else:
+            raw[name] = (q4k_blocks(*data.shape, seed), GGMLQuantizationType.Q4_K)
+    return write_gguf(path, shape, tensors, fill=vocabulary_of(shape), raw=raw)
+
+
+def test_q4_k_weights_are_held_as_they_are(path: Path) -> None:
+    """Those of Q6_K in int8."""
+    checkpoint = load_checkpoint(write_q4k(path))
+    opened = open_backend(checkpoint, "native", threads=1)
+    assert (opened.dtype, opened.held) == ("int4", "int4+q4_k")
+    weights = checkpoint.weights
+    assert isinstance(weights, StoredWeights)
+    blocks = {
+        name: weights.blocks(name, 0, None)
+        for name in weights
+        if weights.block_kind(name) == "Q4_K"
+    }
+    assert "head.weight" not in blocks
+    assert "blocks.1.channel_mix.value.weight" not in blocks
+    assert {"blocks.0.channel_mix.value.weight", "blocks.0.time_mix.gate.down.weight"} <= set(
+        blocks
+    )
+    stored = Q4KWeights({name: np.asarray(weights[name], np.float32) for name in weights}, blocks)
+    for name in blocks:
+        assert np.array_equal(stored[name], weights[name])
+    runtimes = [Runtime(checkpoint.config, each, "int4") for each in (weights, stored)]
+    wanted, found = (
+        feed(runtime, runtime.empty_pool(1), 0, list(range(2, 40))) for runtime in runtimes
+    )
+    assert found.tobytes() == wanted.tobytes()
+
+
+def test_states_of_q4_k_are_not_those_of_int8(path: Path) -> None:
+    checkpoint = load_checkpoint(write_q4k(path))
+    ours, other = (
+        identity_of(checkpoint, open_backend(checkpoint, "native", dtype, 1))
+        for dtype in ("auto", "int8")
+    )
+    assert (ours.dtype, other.dtype) == ("int4+q4_k", "int8")
+
+
+def test_damaged_scale_of_q4_k_is_reported(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoint = load_checkpoint(write_q4k(path))
+    weights, name = checkpoint.weights, "blocks.0.channel_mix.key.weight"
+    assert isinstance(weights, StoredWeights)
+    damaged = weights.blocks(name, 0, None)
+    place = path.read_bytes().index(damaged.tobytes())
+    with path.open("r+b") as file:
+        file.seek(place)
+        file.write(b"\xff\x7f")  # NaN
+    open_backend(load_checkpoint(path), "native", threads=1)
+    assert f"{name} has numbers that are not finite" in caplog.text
 
 
 def is_exact(values: npt.NDArray[np.float32]) -> bool:

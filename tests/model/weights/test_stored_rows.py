@@ -12,13 +12,15 @@ import torch
 from gguf.quants import quantize
 from safetensors.torch import save_file
 
-from model.foreign.renamed import Renamed
+from model.foreign.merged_weights import Merged, RowChange
+from model.foreign.renamed import Part, Renamed
 from model.foreign.rwkv7 import read_native
 from model.weights import Array, StoredWeights
 from model.weights.gguf_file import GgufFile
 from model.weights.safetensors import WeightFiles
 from model.weights.torch_file import TorchFile
 from tests.gguf_files import finish
+from tests.q4k import q4k_blocks, q4k_numbers
 from tests.rwkv7 import SHAPES, published, write_pth
 
 TENSORS = {"a": torch.linspace(-3, 3, 7 * 64).view(7, 64), "b": torch.arange(12.0)}
@@ -70,6 +72,31 @@ def test_rows_are_those_of_the_whole(
             assert rows.tobytes() == whole[begin:end].tobytes(), name
         weights.release()
         assert weights[name].tobytes() == whole.tobytes()
+
+
+def test_blocks_are_given_where_they_are_those_of_the_file(tmp_path: Path) -> None:
+    """Not of tensors that are changed on the way, or not in blocks."""
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "rwkv7")
+    blocks = q4k_blocks(7, 512)
+    for name in ("same", "transposed", "changed"):
+        writer.add_tensor(name, blocks, raw_dtype=gguf.GGMLQuantizationType.Q4_K)
+    writer.add_tensor("wide", np.ones((3, 4), np.float32))
+    finish(writer)
+    parts = {
+        "a": Part(("same",)),
+        "b": Part(("transposed",), "transposed"),
+        "c": Part(("same", "changed")),
+        "d": Part(("changed",)),
+        "e": Part(("wide",)),
+    }
+    file = GgufFile(tmp_path / "a.gguf")
+    change = RowChange(np.zeros(512, np.float32), 2)
+    weights = Merged(Renamed(file, parts), {"d": [change]})
+    kinds = {name: weights.block_kind(name) for name in parts}
+    assert kinds == {"a": "Q4_K", "b": None, "c": None, "d": None, "e": None}
+    for begin, end in ((0, 2), (3, 3), (1, None)):
+        assert np.array_equal(weights.blocks("a", begin, end), blocks[begin:end])
+    assert np.array_equal(q4k_numbers(blocks), weights["a"])
 
 
 class Unread(TorchFile):

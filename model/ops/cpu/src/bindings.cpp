@@ -20,6 +20,7 @@ namespace everstream {
 namespace {
 
 using FloatArray = nb::ndarray<const float, nb::numpy, nb::c_contig, nb::device::cpu>;
+using ByteArray = nb::ndarray<const uint8_t, nb::numpy, nb::c_contig, nb::device::cpu>;
 using Mask = nb::ndarray<const uint32_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Pool = nb::ndarray<uint8_t, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
@@ -48,8 +49,8 @@ Options options_of(const nb::dict& values, const nb::list& states) {
     return options;
 }
 
-// `source` has has(name), shape(name) and stays_int8(name), and source(name, begin, end) gives rows;
-// see runtime.py.
+// `source` has has(name), shape(name), held_as(name) and blocks(name, begin, end), and
+// source(name, begin, end) gives rows; see runtime.py.
 Weights weights_of(const nb::callable& source) {
     Weights weights;
     weights.has = [source](const std::string& name) {
@@ -58,8 +59,16 @@ Weights weights_of(const nb::callable& source) {
     weights.shape = [source](const std::string& name) {
         return nb::cast<std::vector<int64_t>>(source.attr("shape")(name));
     };
-    weights.stays_int8 = [source](const std::string& name) {
-        return nb::cast<bool>(source.attr("stays_int8")(name));
+    weights.held_as = [source](const std::string& name) {
+        const auto held = nb::cast<std::string>(source.attr("held_as")(name));
+        return held == "q4_k" ? Precision::q4_k : precision_of(held);
+    };
+    weights.blocks = [source](const std::string& name, int64_t begin, int64_t end) {
+        auto array = nb::cast<ByteArray>(source.attr("blocks")(name, begin, end));
+        Blocks blocks;
+        blocks.data = array.data(), blocks.num_bytes = array.nbytes();
+        blocks.keep = std::make_shared<ByteArray>(std::move(array));
+        return blocks;
     };
     weights.rows = [source](const std::string& name, int64_t begin, int64_t end) {
         auto array = nb::cast<FloatArray>(source(name, begin, end));

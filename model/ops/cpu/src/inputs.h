@@ -17,9 +17,11 @@ constexpr int padded(int n, int to) { return (n + to - 1) / to * to; }
 
 // Bytes per four inputs of a row of integers: bytes, or 16-bit numbers in the order 0 2 1 3.
 constexpr int QUAD_BYTES = EVERSTREAM_DOT ? 4 : 8;
-// Of such a row with room for its sums: of all integers, then of each GROUP of them.
+// Of such a row with room for its sums: of all integers, then of each GROUP of them, in 32 and in 16
+// bits.
 constexpr size_t integer_bytes(int stride) {
-    return size_t(stride / 4 * QUAD_BYTES + 4 + padded(stride, GROUP) / GROUP * 4);
+    const int groups = padded(stride, 2 * GROUP) / GROUP;
+    return size_t(stride / 4 * QUAD_BYTES + 4 + groups * 6);
 }
 
 // The rows of x; [rows][stride], padded with zeros.
@@ -39,10 +41,14 @@ struct Input {
     int32_t* sums(int row) const {
         return (int32_t*)(quads(row) + size_t(stride / 4) * QUAD_BYTES);
     }
+    // Those of the groups in 16 bits.
+    int16_t* short_sums(int row) const {
+        return (int16_t*)(sums(row) + 1 + padded(stride, 2 * GROUP) / GROUP);
+    }
 };
 
 inline bool needs_preparation(Precision p) {
-    return p == Precision::int8 || p == Precision::int4 ||
+    return p == Precision::int8 || p == Precision::int4 || p == Precision::q4_k ||
            (EVERSTREAM_DOT && p == Precision::bfloat16);
 }
 
@@ -91,10 +97,12 @@ inline void quantize_row(const Input& x, int row, const float* f, int k) {
     const F inverse = F::set(size > 0.0f ? 127.0f / size : 0.0f);
     uint8_t* q = x.quads(row);
     int32_t *sums = x.sums(row), total = 0;
+    int16_t* short_sums = x.short_sums(row);
     for (int i = 0; i < k; i += GROUP, q += GROUP / 4 * QUAD_BYTES) {
         float last[GROUP] = {};
         if (k - i < GROUP) std::memcpy(last, f + i, size_t(k - i) * 4);
         total += *++sums = quantize_group(k - i < GROUP ? last : f + i, inverse, q);
+        *short_sums++ = int16_t(*sums);
     }
     *x.sums(row) = total;
 }

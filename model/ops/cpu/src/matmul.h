@@ -13,6 +13,7 @@
 
 #include "tiles.h"
 #include "tiles_int4.h"
+#include "tiles_q4k.h"
 
 namespace everstream {
 namespace EVERSTREAM_LEVEL {
@@ -91,6 +92,15 @@ inline void tile(
                 x.sums(row), ahead, tmp);
             break;
         }
+        case Precision::q4_k: {
+            const int blocks = w.k_padded / BLOCK;
+            const size_t bytes = size_t(blocks) * BLOCK_BYTES;  // from part to part
+            tile_q4k<MR, N>(
+                x.quads(row), integer_bytes(x.stride), x.scale + row,
+                (const uint8_t*)w.data + size_t(panel * NV + j) / TALL_NV * bytes, bytes, blocks,
+                x.short_sums(row), ahead, tmp);
+            break;
+        }
     }
 }
 
@@ -161,6 +171,7 @@ inline void look_up(const Table& table, int row, float* out) {
             break;
         }
         case Precision::int4: look_up_int4(table, row, out); break;
+        case Precision::q4_k: break;  // no table is
     }
 }
 

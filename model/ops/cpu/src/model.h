@@ -7,10 +7,13 @@
 
 namespace everstream {
 
-enum class Precision { float32, bfloat16, int8, int4 };
+// q4_k is for matrices alone, in a model of int4.
+enum class Precision { float32, bfloat16, int8, int4, q4_k };
 
 // int4 weights that lie next to each other along k and share a float16 scale.
 constexpr int GROUP = 32;
+// The groups of a block of GGUF's Q4_K, and its weights.
+constexpr int BLOCK_GROUPS = 8, BLOCK = BLOCK_GROUPS * GROUP;
 
 // y = x W^T for a weight [n, k], packed for one level in panels of `panel` rows of W, each in parts
 // of `part` rows:
@@ -19,6 +22,9 @@ constexpr int GROUP = 32;
 //   int8      [k / 4][part][4], times `scale` [n]; 128 more at levels with dot products
 //   int4      [k / GROUP]: [GROUP / 8][part] words of eight numbers of 0 to 15, which are 8 more, and
 //             [part] float16 scales
+//   q4_k      [k / BLOCK]: [8 groups][GROUP / 8][part] words as in int4, of numbers of 0 to 15;
+//             [8][part] bytes, the groups' steps; [2][part] words of the bounds of four groups, in
+//             the order 0 2 1 3; [part] float16, of one step, and [part] of one bound
 // k is padded to `k_padded`, n to a multiple of `panel`, with weights that multiply zeros or are zero.
 struct Matrix {
     Precision precision = Precision::float32;
@@ -31,6 +37,7 @@ struct Matrix {
     size_t panel_bytes() const {
         const size_t count = size_t(k_padded) * size_t(panel);
         if (precision == Precision::int4) return count / GROUP * (GROUP / 2 + 2);
+        if (precision == Precision::q4_k) return count / BLOCK * (BLOCK / 2 + 2 * BLOCK_GROUPS + 4);
         return count * (precision == Precision::float32 ? 4 : precision == Precision::bfloat16 ? 2 : 1);
     }
 };

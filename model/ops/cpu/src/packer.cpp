@@ -1,5 +1,7 @@
 #include "packer.h"
 
+#include "pack_q4k.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -157,14 +159,29 @@ const float* Packer::transposed(const Weight& weight, int64_t groups, const floa
     return out;
 }
 
+template <class Use>
+void Packer::each_blocks(const std::string& name, size_t row_bytes, Use use) const {
+    const auto [n, k] = sizes(name);
+    const int64_t step = std::max<int64_t>(1, SLICE / k);
+    for (int64_t begin = 0; begin < n; begin += step) {
+        const int64_t num = std::min(step, n - begin);
+        const Blocks slice = weights_.blocks(name, begin, begin + num);
+        if (slice.num_bytes != size_t(num) * row_bytes)
+            throw std::invalid_argument("weight '" + name + "' has other blocks");
+        use(begin, num, slice.data);
+    }
+}
+
 Precision Packer::held(const std::vector<std::string>& names, Precision wanted) const {
     if (wanted != Precision::int4) return wanted;
-    const auto stays = [this](const std::string& name) { return weights_.stays_int8(name); };
-    return std::any_of(names.begin(), names.end(), stays) ? Precision::int8 : wanted;
+    const Precision first = weights_.held_as(names.at(0));
+    const auto differs = [&](const std::string& name) { return weights_.held_as(name) != first; };
+    return std::any_of(names.begin(), names.end(), differs) ? Precision::int8 : first;
 }
 
 Table Packer::table(const std::string& name, Precision wanted) {
-    const Precision precision = held({name}, wanted);
+    Precision precision = held({name}, wanted);
+    if (precision == Precision::q4_k) precision = Precision::int8;
     const int64_t n = sizes(name).first, k = sizes(name).second;
     Table table;
     table.precision = precision;
@@ -267,6 +284,14 @@ void Packer::pack_int4_rows(const Matrix& w, int64_t at, int64_t num, const floa
     }
 }
 
+void Packer::pack_rows(const Matrix& w, int64_t at, int64_t num, const uint8_t* blocks) {
+    const size_t P = size_t(w.part), num_blocks = size_t(w.k_padded) / BLOCK;
+    const size_t part_bytes = w.panel_bytes() / size_t(w.panel / w.part);
+    char* part = const_cast<char*>(static_cast<const char*>(w.data)) + size_t(at) / P * part_bytes;
+    for (size_t r = 0; r < size_t(num); r++)
+        pack_q4k(blocks + r * num_blocks * Q4K_BYTES, num_blocks, part, P, size_t(at) % P + r);
+}
+
 Matrix Packer::pack(
     const std::vector<std::string>& names, Precision wanted, Rows rows_lie, Bias bias_is) {
     const bool paired = rows_lie == Rows::paired;
@@ -278,7 +303,9 @@ Matrix Packer::pack(
     Matrix w;
     w.precision = held(keys, wanted);
     w.panel = kernels_.panel, w.part = kernels_.part;
-    const int multiple = w.precision == Precision::int4 ? GROUP : 4;
+    const int multiple = w.precision == Precision::int4   ? GROUP
+                         : w.precision == Precision::q4_k ? BLOCK
+                                                          : 4;
     w.k = int(sizes(keys.at(0)).second), w.k_padded = (w.k + multiple - 1) / multiple * multiple;
     int64_t num = 0;
     bool has_bias = false;
@@ -305,15 +332,24 @@ Matrix Packer::pack(
         return std::min(half - i % half, num / 2 - i);
     };
     int64_t first = 0;
+    const auto pack_slice = [&](int64_t begin, int64_t n, const auto* rows, size_t stride) {
+        for (int64_t i = 0, num = 0; i < n; i += num) {
+            const int64_t at = place(first + begin + i), left = w.part - at % w.part;
+            // Paired rows lie next to each other up to the end of their half.
+            num = std::min(n - i, paired ? std::min(left, run_of(first + begin + i)) : left);
+            pack_rows(w, at, num, rows + size_t(i) * stride);
+        }
+    };
+    const size_t row_bytes = size_t(w.k) / BLOCK * Q4K_BYTES;
     for (const std::string& name : names) {
-        each_rows(name + ".weight", [&](int64_t begin, int64_t n, const float* rows) {
-            for (int64_t i = 0, num = 0; i < n; i += num) {
-                const int64_t at = place(first + begin + i), left = w.part - at % w.part;
-                // Paired rows lie next to each other up to the end of their half.
-                num = std::min(n - i, paired ? std::min(left, run_of(first + begin + i)) : left);
-                pack_rows(w, at, num, rows + i * w.k);
-            }
-        });
+        if (w.precision == Precision::q4_k)
+            each_blocks(name + ".weight", row_bytes, [&](int64_t begin, int64_t n, const uint8_t* rows) {
+                pack_slice(begin, n, rows, row_bytes);
+            });
+        else
+            each_rows(name + ".weight", [&](int64_t begin, int64_t n, const float* rows) {
+                pack_slice(begin, n, rows, size_t(w.k));
+            });
         if (adds_bias(name)) {
             const Weight values = weight(name + ".bias");
             for (int64_t i = 0; i < values.shape[0]; i++) bias[place(first + i)] = values.data[i];

@@ -21,14 +21,23 @@ struct Weight {
     std::shared_ptr<void> keep;
 };
 
+// Rows of a matrix in the blocks of its file.
+struct Blocks {
+    const uint8_t* data = nullptr;
+    size_t num_bytes = 0;
+    std::shared_ptr<void> keep;
+};
+
 // A checkpoint's tensors by name, with the shapes that the config lists; who gives them has compared
 // these. `shape` and `rows` throw where there is none of that name.
 struct Weights {
     std::function<bool(const std::string& name)> has;  // whether the config lists one
     std::function<std::vector<int64_t>(const std::string& name)> shape;
     std::function<Weight(const std::string& name, int64_t begin, int64_t end)> rows;
-    // Whether a matrix is held in int8 where int4 is asked for.
-    std::function<bool(const std::string& name)> stays_int8;
+    // What a matrix is held in where int4 is asked for: int4, int8, or q4_k, of which `blocks` gives
+    // rows as they are in the file.
+    std::function<Precision(const std::string& name)> held_as;
+    std::function<Blocks(const std::string& name, int64_t begin, int64_t end)> blocks;
 };
 
 // The options of a model by name; see options.py for what they are.
@@ -116,9 +125,14 @@ private:
     // Calls `use(first row, number of rows, numbers)` for all rows of a matrix, some at a time.
     template <class Use>
     void each_rows(const std::string& name, Use use) const;
-    // The precision that a matrix or a table of these names is held in where `wanted` is asked for.
+    // The same of the blocks that a matrix has in its file, [rows][row_bytes].
+    template <class Use>
+    void each_blocks(const std::string& name, size_t row_bytes, Use use) const;
+    // The precision that a matrix of these names is held in where `wanted` is asked for: int8 where
+    // they differ.
     Precision held(const std::vector<std::string>& names, Precision wanted) const;
     void pack_rows(const Matrix& w, int64_t at, int64_t num, const float* rows);
+    void pack_rows(const Matrix& w, int64_t at, int64_t num, const uint8_t* blocks);
     void pack_int4_rows(const Matrix& w, int64_t at, int64_t num, const float* rows);
 
     const Weights& weights_;

@@ -111,6 +111,10 @@ struct I {
         return {_mm512_castps_si512(_mm512_set1_ps(bits))};
     }
     static I load(const void* p) { return {_mm512_loadu_si512(p)}; }
+    // Bytes of 0 to 255, one for each lane.
+    static I bytes(const uint8_t* p) {
+        return {_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))};
+    }
     // The bytes 0 and 2 (1 and 3) of each lane as 16-bit numbers.
     I even_bytes() const { return {_mm512_srai_epi16(_mm512_slli_epi16(v, 8), 8)}; }
     I odd_bytes() const { return {_mm512_srai_epi16(v, 8)}; }
@@ -124,6 +128,7 @@ struct I {
 };
 inline I operator+(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline I operator-(I a, I b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+inline I operator*(I a, I b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 // sum + the two products of 16-bit numbers in each lane.
 inline I dot_pairs(I sum, I a, I b) {
     return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(a.v, b.v))};
@@ -207,6 +212,9 @@ struct I {
         return {_mm256_castps_si256(_mm256_set1_ps(bits))};
     }
     static I load(const void* p) { return {_mm256_loadu_si256((const __m256i*)p)}; }
+    static I bytes(const uint8_t* p) {
+        return {_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p))};
+    }
     I even_bytes() const { return {_mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8)}; }
     I odd_bytes() const { return {_mm256_srai_epi16(v, 8)}; }
     template <int SHIFT>
@@ -218,6 +226,7 @@ struct I {
 };
 inline I operator+(I a, I b) { return {_mm256_add_epi32(a.v, b.v)}; }
 inline I operator-(I a, I b) { return {_mm256_sub_epi32(a.v, b.v)}; }
+inline I operator*(I a, I b) { return {_mm256_mullo_epi32(a.v, b.v)}; }
 inline I dot_pairs(I sum, I a, I b) {
     return {_mm256_add_epi32(sum.v, _mm256_madd_epi16(a.v, b.v))};
 }
@@ -304,6 +313,11 @@ struct I {
         return {_mm_castps_si128(_mm_set1_ps(bits))};
     }
     static I load(const void* p) { return {_mm_loadu_si128((const __m128i*)p)}; }
+    static I bytes(const uint8_t* p) {
+        int32_t four;
+        std::memcpy(&four, p, 4);
+        return {_mm_cvtepu8_epi32(_mm_cvtsi32_si128(four))};
+    }
     I even_bytes() const { return {_mm_srai_epi16(_mm_slli_epi16(v, 8), 8)}; }
     I odd_bytes() const { return {_mm_srai_epi16(v, 8)}; }
     template <int SHIFT>
@@ -315,6 +329,7 @@ struct I {
 };
 inline I operator+(I a, I b) { return {_mm_add_epi32(a.v, b.v)}; }
 inline I operator-(I a, I b) { return {_mm_sub_epi32(a.v, b.v)}; }
+inline I operator*(I a, I b) { return {_mm_mullo_epi32(a.v, b.v)}; }
 inline I dot_pairs(I sum, I a, I b) {
     return {_mm_add_epi32(sum.v, _mm_madd_epi16(a.v, b.v))};
 }
@@ -388,6 +403,12 @@ struct I {
         return {vdupq_n_s32(bits)};
     }
     static I load(const void* p) { return {vld1q_s32((const int32_t*)p)}; }
+    static I bytes(const uint8_t* p) {
+        uint32_t four;
+        std::memcpy(&four, p, 4);
+        const uint8x8_t bytes = vreinterpret_u8_u32(vdup_n_u32(four));
+        return {vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(bytes))))};
+    }
     I even_bytes() const {
         const int16x8_t w = vreinterpretq_s16_s32(v);
         return {vreinterpretq_s32_s16(vshrq_n_s16(vshlq_n_s16(w, 8), 8))};
@@ -405,6 +426,7 @@ struct I {
 };
 inline I operator+(I a, I b) { return {vaddq_s32(a.v, b.v)}; }
 inline I operator-(I a, I b) { return {vsubq_s32(a.v, b.v)}; }
+inline I operator*(I a, I b) { return {vmulq_s32(a.v, b.v)}; }
 inline I dot_pairs(I sum, I a, I b) {
     const int16x8_t x = vreinterpretq_s16_s32(a.v), y = vreinterpretq_s16_s32(b.v);
     const int32x4_t low = vmull_s16(vget_low_s16(x), vget_low_s16(y));

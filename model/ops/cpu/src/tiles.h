@@ -28,6 +28,16 @@ struct Ahead {
     ptrdiff_t distance;
     int every, turn;
 
+    // Asks for what follows `num_bytes` at w of the parts that N vectors are in.
+    template <int N>
+    void prefetch_bytes(const uint8_t* w, size_t parts, int num_bytes) {
+        if (turn-- > 0) return;
+        turn = every - 1;
+        for (int j = 0; j < N; j += TALL_NV)
+            for (int line = 0; line < num_bytes; line += 64)
+                __builtin_prefetch((const char*)w + size_t(j / TALL_NV) * parts + distance + line, 0, 2);
+    }
+
     // Asks for what follows N vectors at w.
     template <int N, class T>
     void prefetch(const T* w, size_t stride) {

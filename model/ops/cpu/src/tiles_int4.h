@@ -13,22 +13,10 @@ namespace EVERSTREAM_LEVEL {
 constexpr int GROUP_WORDS = GROUP / 8;
 constexpr int SCALES_AT = GROUP_WORDS * PART * 4, GROUP_BYTES = SCALES_AT + PART * 2;
 
-// What Ahead asks for of a group at w, with the words `word` of N vectors.
-template <int N>
-inline void prefetch_group(Ahead& ahead, const uint8_t* w, size_t parts, int word) {
-    if (ahead.turn-- > 0) return;
-    ahead.turn = ahead.every - 1;
-    const int end = word + 1 < GROUP_WORDS ? (word + 1) * PART * 4 : GROUP_BYTES;
-    for (int j = 0; j < N; j += TALL_NV)
-        for (int line = word * PART * 4; line < end; line += 64)
-            __builtin_prefetch(
-                (const char*)w + size_t(j / TALL_NV) * parts + ahead.distance + line, 0, 2);
-}
-
 #if EVERSTREAM_DOT
 using Sums4 = Int32s;
 inline Sums4 sums_from(int32_t first) { return Int32s{} + first; }
-inline F to_float(Sums4 sums) { return I{(__m512i)sums}.to_float(); }
+inline I to_integers(Sums4 sums) { return {(__m512i)sums}; }
 
 // total += the products of a group.
 template <int MR, int N>
@@ -39,7 +27,7 @@ inline void add_group(
     // Unrolled, GCC 12 keeps the totals in registers from one group to its scale.
 #pragma GCC unroll 4
     for (int word = 0; word < GROUP_WORDS; word++, x += 8) {
-        prefetch_group<N>(ahead, w, parts, word);
+        ahead.prefetch_bytes<N>(w + word * PART * 4, parts, PART * 4);
         __m512i low[N], high[N];
         for (int j = 0; j < N; j++) {
             const __m512i both = I::load(vector_at(w + word * PART * 4, parts, j)).v;
@@ -58,14 +46,14 @@ inline void add_group(
 #else
 using Sums4 = I;
 inline Sums4 sums_from(int32_t first) { return I::spread(&first); }
-inline F to_float(Sums4 sums) { return sums.to_float(); }
+inline I to_integers(Sums4 sums) { return sums; }
 
 template <int MR, int N>
 inline void add_group(
     const uint8_t* x, size_t stride, const uint8_t* w, size_t parts, Ahead& ahead,
     Sums4 (&total)[MR][N]) {
     for (int word = 0; word < GROUP_WORDS; word++, x += 16) {
-        prefetch_group<N>(ahead, w, parts, word);
+        ahead.prefetch_bytes<N>(w + word * PART * 4, parts, PART * 4);
         for (int j = 0; j < N; j++) {
             const I codes = I::load(vector_at(w + word * PART * 4, parts, j));
             const I c02 = codes.nibbles<0>(), c46 = codes.nibbles<4>();
@@ -110,11 +98,12 @@ inline void tile_int4(
             for (int j = 0; j < N; j++)
                 total[r][j] = sums_from(-8 * row_sums(x_sums, r, stride)[1 + g]);
         add_group<MR, N>(x, stride, w, parts, ahead, total);
+        ahead.prefetch_bytes<N>(w + SCALES_AT, parts, GROUP_BYTES - SCALES_AT);
         for (int j = 0; j < N; j++) {
             const uint8_t* scales = w + size_t(j / TALL_NV) * parts + SCALES_AT;
             const F scale = F::half((const uint16_t*)scales + j % TALL_NV * F::W);
             for (int r = 0; r < MR; r++)
-                acc[r][j] = fma(to_float(total[r][j]), scale, acc[r][j]);
+                acc[r][j] = fma(to_integers(total[r][j]).to_float(), scale, acc[r][j]);
         }
     }
     for (int r = 0; r < MR; r++)

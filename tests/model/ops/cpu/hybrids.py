@@ -88,8 +88,13 @@ def config_of(name: str, context: int = 32, past: str = "slide") -> HybridConfig
 
 @cache
 def random_weights(name: str) -> Weights:
+    """Those of one of `CONFIGS`."""
+    return drawn_for(CONFIGS[name])
+
+
+def drawn_for(config: HybridConfig) -> Weights:
     """Weights of every kind, none zero, that keep the activations near one."""
-    config, chance = CONFIGS[name], np.random.default_rng(0)
+    chance = np.random.default_rng(0)
     weights = {}
     for key, shape in config.weight_shapes().items():
         weight = chance.standard_normal(shape)

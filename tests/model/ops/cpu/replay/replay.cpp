@@ -55,9 +55,10 @@ Weights weights_of(const Recording& r) {
         weight.data += begin;
         return weight;
     };
-    weights.stays_int8 = [](const std::string& name) {
-        return name == "embedding.weight" || name == "head.weight" ||
-               name == "position_embedding.weight";
+    weights.held_as = [](const std::string& name) {
+        const bool is_table = name == "embedding.weight" || name == "head.weight" ||
+                              name == "position_embedding.weight";
+        return is_table ? Precision::int8 : Precision::int4;
     };
     return weights;
 }
