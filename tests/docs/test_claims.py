@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.pages import claims
-from benchmarks.pages.claims import CLAIMS, FIGURE, Claim, Claims, equation, number, rounded
+from tests.docs import claims
+from tests.docs.claims import CLAIMS, FIGURE, Claim, Claims, equation, number, rounded
 from tests.docs.pages import DOCS
 from tests.docs.sentences import prose, sentences
 
