@@ -92,8 +92,8 @@ def test_demand_of_machines_grows_and_capacity_does_not() -> None:
     ten, thousand = scale.estimate(INPUTS, 10), scale.estimate(INPUTS, 1000)
     assert (ten["streams"], ten["commits/s"], ten["connections"]) == ("640", "450", "30")
     assert ten["sessions in memory"] == "10,240"
-    asleep = "sessions asleep in one database"
-    assert ten[asleep] == thousand[asleep] == f"{1 << 19:,}"
+    stored = "stored sessions of one database"
+    assert ten[stored] == thousand[stored] == f"{1 << 19:,}"
     parts = ("CPU", "log", "notices, one after another", "connections")
     assert [ten[f"part of its {name}"] for name in parts] == ["7%", "3%", "2%", "10%"]
     assert thousand["part of its connections"] == "1000%"
