@@ -117,7 +117,9 @@ async def test_bias_bans_and_forces_tokens(server: Served) -> None:
         server, "/v1/completions", prompt=TEXT, max_tokens=4, temperature=0, logprobs=0
     )
     first = free["choices"][0]["logprobs"]["tokens"][0]
-    (id,) = await ids_of(server, first, start=False)
+    context = await ids_of(server, TEXT)
+    scores = await post(server, "/v1/score", prompt=context, continuations=[[5]], top=1)
+    (id, _) = scores["data"][0]["top_logprobs"][0][0]
     banned = await post(
         server,
         "/v1/completions",
