@@ -7,10 +7,12 @@ Compact Kernelization", section 3.
     S_t = gamma_h S_{t-1} + phi(k_t) v_t^T,   gamma_h = 1 - 2^(-5-h)
     o_t = group_norm(phi(q_t)^T S_t) * silu(x_t W_g)
 
-Option ``published`` is what the authors' code does: q and k are rotated first, the transform is the
-inverse one, w is a fixed draw of normal numbers, and the heads forget from 1/32 to 1/512 of their
-past per token, evenly in the logarithm. That code computes (Q K^T) V and keeps a cache of keys;
-this is Q (K^T V) with a constant state: S [H, K, V] per layer.
+Option ``published`` has the map and the decay of the authors' code: q and k are rotated first, the
+transform is the inverse one, w is a fixed draw of normal numbers that all heads share, and the
+heads forget from 1/32 to 1/512 of their past per token, evenly in the logarithm. Different from it,
+all channels are rotated (their Pythia models rotate a quarter), and each head has its own norm
+(theirs has K groups of H neighbouring channels). That code computes (Q K^T) V and keeps a cache of
+keys; this is Q (K^T V) with a constant state: S [H, K, V] per layer.
 """
 
 from __future__ import annotations
@@ -39,12 +41,12 @@ class DijiangAttention(HeadsAttention):
 
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__(config)
-        weight = torch.ones(config.num_attention_heads, config.head_dim)
+        heads, dim = config.num_attention_heads, config.head_dim
         self.published: bool = self.options["published"]
         if self.published:
-            self.register_buffer("frequency_draw", weight)
+            self.register_buffer("frequency_draw", torch.ones(dim))
         else:
-            self.frequency_weight = nn.Parameter(weight)
+            self.frequency_weight = nn.Parameter(torch.ones(heads, dim))
 
     def reset_parameters(self, generator: torch.Generator) -> None:
         super().reset_parameters(generator)

@@ -56,10 +56,12 @@ def delta_weights(config: AttentionConfig, options: Options) -> Weights:
 
 
 def dijiang_weights(config: AttentionConfig, options: Options) -> Weights:
-    """A weight per frequency, learned or drawn."""
-    name = "frequency_draw" if options["published"] else "frequency_weight"
-    frequencies = (config.num_attention_heads, config.head_dim)
-    return {**heads_weights(config, options), name: frequencies}
+    """A weight per frequency, learned for each head or drawn once for all."""
+    dim = config.head_dim
+    weights: Weights = {"frequency_weight": (config.num_attention_heads, dim)}
+    if options["published"]:
+        weights = {"frequency_draw": (dim,)}
+    return {**heads_weights(config, options), **weights}
 
 
 def normed_weights(config: AttentionConfig, options: Options) -> Weights:
