@@ -36,7 +36,7 @@ class _Place(NamedTuple):
 
 
 class PrefixFiles:
-    """At most ``max_bytes`` of states under ``path``; those unused for longest go first.
+    """At most ``max_bytes`` of files under ``path``; those unused for longest go first.
 
     For one thread at a time.
     """
@@ -46,11 +46,11 @@ class PrefixFiles:
         self._path, self._files, self._identity = path, files, identity
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._max_bytes, self._num_bytes = max_bytes, 0
-        self._places: OrderedDict[_Place, None] = OrderedDict()
+        self._places: OrderedDict[_Place, int] = OrderedDict()  # with the sizes of the files
         self._lent: set[_Place] = set()
         for file in sorted(path.glob(f"*/*{SUFFIX}"), key=lambda file: file.stat().st_mtime):
             key, _, num_tokens = file.stem.rpartition("-")
-            self._add(_Place(file.parent.name, key, int(num_tokens)))
+            self._add(_Place(file.parent.name, key, int(num_tokens)), file.stat().st_size)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -64,7 +64,7 @@ class PrefixFiles:
                 continue
             data = encode_prefix(prefix, self._identity)
             replace(self._files, self._path / place.name, data, is_synced=False)
-            self._add(place)
+            self._add(place, sum(memoryview(part).nbytes for part in data))
             while self._num_bytes > self._max_bytes and len(self._places) > 1:
                 self._remove(next(iter(self._places)))
 
@@ -108,13 +108,12 @@ class PrefixFiles:
         self.num_hits += 1
         return prefix
 
-    def _add(self, place: _Place) -> None:
-        self._places[place] = None
-        self._num_bytes += self._identity.used_bytes(place.num_tokens)
+    def _add(self, place: _Place, num_bytes: int) -> None:
+        self._places[place] = num_bytes
+        self._num_bytes += num_bytes
 
     def _remove(self, place: _Place) -> None:
-        del self._places[place]
-        self._num_bytes -= self._identity.used_bytes(place.num_tokens)
+        self._num_bytes -= self._places.pop(place)
         self._lent.discard(place)
         (self._path / place.name).unlink(missing_ok=True)
 

@@ -9,12 +9,16 @@ import pytest
 
 from server.store.base import Identity
 from server.store.files import DiskFiles
+from server.store.prefix_file import encode_prefix
 from server.store.sqlite.prefix_files import PrefixFiles
-from tests.server.store.prefixes import IDENTITY, STATE_BYTES, TEXT, found, named, new
+from tests.server.store.prefixes import IDENTITY, TEXT, found, named, new
+
+#: Of the file of any state here.
+FILE_BYTES = len(b"".join(encode_prefix(new(128).prefix, IDENTITY)))
 
 
 def files(path: Path, num: int = 8, identity: Identity = IDENTITY) -> PrefixFiles:
-    return PrefixFiles(path, DiskFiles(), identity, num * STATE_BYTES)
+    return PrefixFiles(path, DiskFiles(), identity, num * FILE_BYTES)
 
 
 def test_longest_beginning_is_found(tmp_path: Path) -> None:
@@ -63,6 +67,16 @@ def test_least_recently_used_is_evicted_first(tmp_path: Path) -> None:
     assert len(tier) == 2
     assert len(list(tmp_path.glob("*/*"))) == 2
     assert found(files(tmp_path), text=TEXT[:280]) == (128, 1)
+
+
+def test_room_is_that_of_the_files_whoever_wrote_them(tmp_path: Path) -> None:
+    """Not of what the numbers of tokens say: a state that continues another one is larger."""
+    files(tmp_path).put([new(128, 1), new(256, 2)])
+    sizes = [file.stat().st_size for file in tmp_path.glob("*/*")]
+    assert sizes == [FILE_BYTES] * 2
+    tier = PrefixFiles(tmp_path, DiskFiles(), IDENTITY, 3 * FILE_BYTES - 1)
+    tier.put([new(290, 3)])
+    assert len(tier) == 2
 
 
 @pytest.mark.parametrize("place", [0, 200, -1])
