@@ -17,7 +17,7 @@ from server.store.base import Identity
 from server.store.codec import Malformed, decode_value, encode
 from server.store.errors import ImportRefused, SnapshotBroken
 from server.store.files import Chunk
-from server.store.state_file import check_identity, check_sum, checksum, pack, unpack
+from server.store.state_file import check_identity, check_sum, seal, unpack
 
 FORMAT = "everstream-named-state-1"
 FORMATS = (FORMAT, portable.FORMAT)
@@ -79,10 +79,9 @@ def export_state(state: NamedState, identity: Identity) -> list[Chunk]:
     """The file of a state that belongs to ``identity``, in parts."""
     block = state.value.state
     assert block is not None, state
-    data = block.data
     fields = encode(replace(state.value, state=None)).decode()
     about = {"format": FORMAT, **identity.labels, "value": fields, "prompt": state.prompt}
-    return pack({**about, "checksum": checksum(about, data)}, data)
+    return seal(about, block.data)
 
 
 def about_of(data: bytes) -> dict[str, str] | None:

@@ -9,14 +9,13 @@ from server.engine.value import StateBlock
 from server.store.base import Identity
 from server.store.errors import SnapshotBroken
 from server.store.files import Chunk
-from server.store.state_file import check_identity, check_sum, checksum, pack, unpack
+from server.store.state_file import seal, unseal
 
 FORMAT = "everstream-prefix-1"
 
 
 def encode_prefix(prefix: Prefix, identity: Identity) -> list[Chunk]:
     """The file of a prompt's state, in parts."""
-    data = prefix.block.data
     about = {
         "format": FORMAT,
         **identity.labels,
@@ -24,7 +23,7 @@ def encode_prefix(prefix: Prefix, identity: Identity) -> list[Chunk]:
         "position": str(prefix.position),
         "recent": orjson.dumps(prefix.recent).decode(),
     }
-    return pack({**about, "checksum": checksum(about, data)}, data)
+    return seal(about, prefix.block.data)
 
 
 def decode_prefix(file: bytes, identity: Identity, key: bytes, num_tokens: int) -> Prefix:
@@ -33,11 +32,7 @@ def decode_prefix(file: bytes, identity: Identity, key: bytes, num_tokens: int) 
     Raises `SnapshotBroken` where the file is not as it was written, and
     `SnapshotMismatch` where it belongs to something else than ``identity``.
     """
-    about, data = unpack(file)
-    if about.get("format") != FORMAT:
-        raise SnapshotBroken(f"its format is not {FORMAT}")
-    check_sum(about, data)
-    check_identity(about, identity)
+    about, data = unseal(file, FORMAT, identity)
     if about["num_tokens"] != str(num_tokens):
         raise SnapshotBroken(f"it is the state after {about['num_tokens']} tokens")
     recent = tuple(orjson.loads(about["recent"]))

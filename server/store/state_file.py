@@ -29,9 +29,7 @@ _MAX_HEADER_BYTES = 64 << 20
 
 def encode_state(state: StateBlock, identity: Identity, position: int) -> list[Chunk]:
     """The file of a state that has seen ``position`` tokens, in parts."""
-    about = {"format": FORMAT, **identity.labels, "position": str(position)}
-    data = state.data
-    return pack({**about, "checksum": checksum(about, data)}, data)
+    return seal({"format": FORMAT, **identity.labels, "position": str(position)}, state.data)
 
 
 def decode_state(file: bytes, identity: Identity, position: int) -> StateBlock:
@@ -40,14 +38,29 @@ def decode_state(file: bytes, identity: Identity, position: int) -> StateBlock:
     Raises `SnapshotBroken` where the file is not as it was written, and
     `SnapshotMismatch` where it belongs to something else than ``identity``.
     """
-    about, data = unpack(file)
-    if about.get("format") != FORMAT:
-        raise SnapshotBroken(f"its format is not {FORMAT}")
-    check_sum(about, data)
-    check_identity(about, identity)
+    about, data = unseal(file, FORMAT, identity)
     if about.get("position") != str(position):
         raise SnapshotBroken(f"it is the state after {about.get('position')} tokens")
     return StateBlock(data)
+
+
+def seal(about: Mapping[str, str], data: memoryview) -> list[Chunk]:
+    """A file of a tensor and what it is ``about``, with a checksum of both, in parts."""
+    return pack({**about, "checksum": checksum(about, data)}, data)
+
+
+def unseal(file: bytes, form: str, identity: Identity) -> tuple[dict[str, str], memoryview]:
+    """What `seal` was given, the tensor sharing memory with ``file``.
+
+    Raises `SnapshotBroken` where the file is not as it was written or of another ``form``, and
+    `SnapshotMismatch` where it belongs to something else than ``identity``.
+    """
+    about, data = unpack(file)
+    if about.get("format") != form:
+        raise SnapshotBroken(f"its format is not {form}")
+    check_sum(about, data)
+    check_identity(about, identity)
+    return about, data
 
 
 def check_identity(about: Mapping[str, Any], identity: Identity, what: str = "session") -> None:
