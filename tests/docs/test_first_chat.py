@@ -6,11 +6,9 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import pytest
 
 from model.tokenization.world import PADDED_SIZE
 from tests.docs.pages import page
+from tests.docs.serving import serving
 from tests.docs.test_shell import ADDRESS, SHELL
 from tests.hub_server import Repository, hub_server
 from tests.reliability.servers import free_port
@@ -55,35 +54,18 @@ def test_commands_lead_to_a_response_that_continues_after_a_kill(
         return done.stdout
 
     port = free_port()
+    serve = [*EVERSTREAM, *shlex.split(SERVE)[1:], "--port", str(port), "--threads", "1"]
     for line in PULL.splitlines():
         words = [*EVERSTREAM, *shlex.split(line)[1:]]
         subprocess.run(words, cwd=tmp_path, env=environment, check=True, capture_output=True)
-    with served(tmp_path, environment, port):
+    with serving(serve, tmp_path, environment):
         (choice,) = json.loads(shell(CHAT))["choices"]
         assert choice["message"]["role"] == "assistant"
         response_id = shell(f'{START}\necho "$ID"').strip()
-    with served(tmp_path, environment, port):
+    with serving(serve, tmp_path, environment):
         stream = shell(f"ID={response_id}\n{READ}")
     events = [json.loads(data) for data in re.findall(r"(?m)^data: (\{.*)$", stream)]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert events[0]["type"] == "response.created"
     assert events[-1]["type"] in {"response.completed", "response.incomplete"}
     assert events[-1]["response"]["id"] == response_id
-
-
-@contextmanager
-def served(folder: Path, environment: dict[str, str], port: int) -> Iterator[None]:
-    """The server of the page, which is killed in the end."""
-    words = [*EVERSTREAM, *shlex.split(SERVE)[1:], "--port", str(port), "--threads", "1"]
-    with (
-        (folder / "log").open("w") as log,
-        subprocess.Popen(
-            words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
-        ) as process,
-    ):
-        assert process.stdout is not None
-        assert any("/v1/completions" in line for line in process.stdout)
-        try:
-            yield
-        finally:
-            process.send_signal(signal.SIGKILL)

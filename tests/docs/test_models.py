@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import torch
 
 from tests import arwkv7
 from tests.docs.pages import DOCS, page
+from tests.docs.serving import serving
 from tests.docs.test_shell import shell_lines
 from tests.gguf_files import Fill, byte_level_vocabulary
 from tests.hub_server import Repository, hub_server
@@ -89,20 +89,6 @@ def words_of(command: str) -> list[str]:
     return [sys.executable, "-m", "server.cli.main", *words]
 
 
-def serve(words: list[str], folder: Path, environment: dict[str, str]) -> None:
-    """Until it says where it listens."""
-    with (
-        (folder / "log").open("w") as log,
-        subprocess.Popen(
-            words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
-        ) as process,
-    ):
-        assert process.stdout is not None
-        listens = any("/v1/completions" in line for line in process.stdout)
-        process.send_signal(signal.SIGKILL)
-    assert listens, (folder / "log").read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize("name", PAGES)
 def test_commands_run_in_the_order_of_the_page(
     name: str, folder: Path, environment: dict[str, str]
@@ -110,8 +96,8 @@ def test_commands_run_in_the_order_of_the_page(
     for command in commands_of(name):
         words = words_of(command)
         if "serve" in words:
-            serve(words, folder, environment)
-            continue
+            with serving(words, folder, environment):
+                continue
         done = subprocess.run(
             words, cwd=folder, env=environment, capture_output=True, text=True, check=False
         )

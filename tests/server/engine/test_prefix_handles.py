@@ -13,6 +13,7 @@ from server.engine.prefix import PrefixHandle, PrefixNotFound
 from server.engine.types import Request, SamplingParams
 from server.engine.value import Past
 from server.errors import InvalidRequest
+from tests.server.engine.conftest import needs_native
 from tests.tiny import drain, finished, request, solo, started, state_of, tokens_of
 
 MakeEngine = Callable[..., Engine]
@@ -63,10 +64,9 @@ def test_continuation_has_the_bits_of_a_session_that_read_the_prompt(
         assert answer(warm, continuation(handle, asked)) == wanted
 
 
+@pytest.mark.parametrize("backend", [pytest.param("native", marks=needs_native)], indirect=True)
 def test_native_continuation_has_the_bits_of_the_whole_text(make_engine: MakeEngine) -> None:
     engine = make_engine(max_prefixes=8)
-    if engine._scheduler.grid:
-        pytest.skip("on a grid another cut gives other bits")
     wanted = answer(make_engine(), request("r", (*SYSTEM, *ASKED)))
     assert answer(engine, continuation(handle_of(engine))) == wanted
 

@@ -80,6 +80,13 @@ class Desk:
             self.delivery.put(step)
         return step
 
+    def answer(self, *commands: Command) -> EngineStep:
+        """Adds a step of answers alone, which the store thread has to see."""
+        step = EngineStep(0, commands=list(commands))
+        self.delivery.reserve(1)
+        assert self.queue.add(step)
+        return step
+
     def done(self) -> None:
         """Returns when all that was added has been worked on."""
         self.queue.ask(lambda store: None).result(60)
@@ -228,9 +235,7 @@ def test_answer_about_a_session_whose_records_are_lost_is_an_error(desk: Desk) -
     other = Command(lambda engine, now: None, result=1)
     desk.add(token(1))
     assert desk.store.held.wait(60)
-    step = EngineStep(0, commands=[seen, other])
-    desk.delivery.reserve(1)
-    assert desk.queue.add(step)
+    step = desk.answer(seen, other)
     desk.store.unblock()
     desk.done()
     step.lose()
@@ -246,9 +251,7 @@ def test_session_seen_after_its_records_were_lost_is_an_error_before_the_engine_
     desk.add(token(1))
     desk.done()
     seen = Command(lambda engine, now: None, result=1, logged=frozenset("s"))
-    step = EngineStep(0, commands=[seen])
-    desk.delivery.reserve(1)
-    assert desk.queue.add(step), "it would pass by the store thread, which knows of the loss"
+    step = desk.answer(seen)
     desk.done()
     step.lose()
     assert seen.error is error
