@@ -29,10 +29,9 @@ PAGES: dict[str, Callable[[], dict[str, str]]] = {
     "docs/contribute/comparison-tables.md": comparison.tables,
     "docs/background/comparison.md": comparison.summary,
     "docs/contribute/convert.md": background.conversion_tables,
-    "docs/background/kernels.md": background.kernel_tables,
     "docs/start/models.md": models.size_tables,
     "docs/models/arwkv.md": partial(published.tables, "arwkv7"),
-    "docs/models/lfm2.md": lambda: published.tables("lfm2") | models.family_tables("lfm2"),
+    "docs/models/lfm2.md": lambda: published.tables("lfm2") | models.family_summary("lfm2"),
     "docs/models/mamba.md": models.mamba_tables,
     "docs/models/qwen3.5.md": models.qwen35_tables,
     "docs/models/rwkv7.md": models.tables,
@@ -42,6 +41,16 @@ PAGES: dict[str, Callable[[], dict[str, str]]] = {
     "docs/background/replicas.md": scale.tables,
     "docs/background/speed.md": speed.tables,
     "docs/background/streams.md": background.drift_tables,
+    "docs/contribute/measurements.md": lambda: {
+        name: table
+        for tables in (
+            speed.full_tables,
+            models.full_tables,
+            scale.full_tables,
+            background.kernel_tables,
+        )
+        for name, table in tables().items()
+    },
     "docs/contribute/rates.md": speed.all_rates,
     "docs/contribute/training.md": training.tables,
 }

@@ -1,4 +1,4 @@
-"""The tables of docs/background/streams.md, kernels.md and convert.md."""
+"""The tables of docs/background/streams.md, and of measurements.md and convert.md."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _drift_row(name: str, growth: dict[str, Any], move: dict[str, float]) -> lis
 
 
 def kernel_tables() -> dict[str, str]:
-    """Of docs/background/kernels.md: the error of random features, and the time of each length."""
+    """Of docs/contribute/measurements.md: the error of random features, and time by length."""
     return {"kernel error": kernel_error_table(), "length": length_table()}
 
 

@@ -1,4 +1,7 @@
-"""The tables of models.md and of families' pages, from what `benchmarks.checkpoints` found."""
+"""The tables of models.md, of families' pages and of docs/contribute/measurements.md.
+
+All are from what `benchmarks.checkpoints` found.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ EDITS = {
 #: One result for each family.
 CHOICES = ("checkpoints", "checkpoints_mamba2", "checkpoints_qwen35", "checkpoints_lfm2")
 OURS, PEERS = "everstream", ("llama.cpp", "rwkv")
+RESTARTED = "first_token_after_restart"
 
 
 def speed_tables(rows: Sequence[Figures]) -> str:
@@ -57,6 +61,25 @@ def table(rows: Sequence[Figures]) -> str:
     for name in peers:
         head += [name, "ratio"]
     return markdown(head, body)
+
+
+def summary_table(rows: Sequence[Figures]) -> str:
+    """On two threads at an empty context: tokens/s by size and weights, and ours by llama.cpp's."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows:
+        if row["threads"] == 2 and not row.get("context"):
+            work = "prompt of 512" if row["mode"] == "prefill" else str(row["streams"])
+            rate, ratio = row["contenders"][OURS]["tokens_per_s"], row["ratios"][PEERS[0]]
+            of_model = found.setdefault((row["size"], row["dtype"]), {})
+            of_model[work] = f"{rate:,.0f} ({ratio:.2f}x)"
+    works = {
+        "1": "1 stream",
+        "8": "8 streams",
+        "64": "64 streams",
+        "prompt of 512": "prompt of 512",
+    }
+    body = [[*model, *(cells[work] for work in works)] for model, cells in found.items()]
+    return markdown(["model", "weights", *works.values()], body)
 
 
 def comparison_cells() -> list[str]:
@@ -178,21 +201,14 @@ def family_size_table() -> str:
     """What models of the published shapes take in a server."""
     body = []
     for model in (model for result in FAMILY_SIZES for model in read_result(result)["models"]):
-        name, loading = f"{model['model']}, {model['layers']} layers", model["loading"]
-        body.append([name, "ready after", f"{loading['ready_s']:.1f} s"])
-        memory = f"{loading['steady_bytes'] / 1e6:,.0f} MB, {loading['peak_by_steady']:.2f}"
-        body.append([name, "memory while serving; peak by that", memory])
-        for row in model["sessions"]:
-            text = f"{row['state_bytes'] / 1e6:,.1f} MB; {row['fork_and_token_ms']:.0f} ms;"
-            text += f" {row['first_token_after_restart_ms']:.0f} ms"
-            what = f"session of {row['tokens']:,} tokens: state; fork and token; after a restart"
-            body.append([name, what, text])
-        streams, asleep = model["streams"], model["sleeping"]
-        speed = f"{streams['tokens_per_s']:,.0f} tokens/s"
-        body.append([name, f"{streams['streams']} streams, all together", speed])
-        what = f"restart with {asleep['sessions']} stored sessions: ready; first token of one"
-        body.append([name, what, f"{asleep['ready_s']:.1f} s; {asleep['wake_ms']:.0f} ms"])
-    return markdown(["model", "", "measured"], body)
+        loading, first, last = model["loading"], model["sessions"][0], model["sessions"][-1]
+        states = [f"{row['state_bytes'] / 1e6:,.1f} MB" for row in (first, last)]
+        waits = [f"{last[f'{name}_ms']:.0f} ms" for name in ("fork_and_token", RESTARTED)]
+        name = f"{model['model']}, {model['layers']} layers"
+        taken = [f"{loading['ready_s']:.1f} s", f"{loading['steady_bytes'] / 1e6:,.0f} MB"]
+        body.append([name, *taken, *states, *waits])
+    head = ["model", "ready after", "memory", "state at 100", "state at 8,192"]
+    return markdown([*head, "fork and token", "after a restart"], body)
 
 
 def family_tables(family: str) -> dict[str, str]:
@@ -204,6 +220,15 @@ def family_tables(family: str) -> dict[str, str]:
     }
 
 
+def family_summary(family: str) -> dict[str, str]:
+    """The same in short, for the page of the family."""
+    return {
+        f"{family} speed": summary_table(
+            read_result(RESULTS / f"checkpoints_{family}.json")["rows"]
+        )
+    }
+
+
 def qwen35_tables() -> dict[str, str]:
     """Those of docs/models/qwen3.5.md."""
     return {**published.tables("qwen35"), **family_tables("qwen35"), "edited": edited_table()}
@@ -211,7 +236,7 @@ def qwen35_tables() -> dict[str, str]:
 
 def mamba_tables() -> dict[str, str]:
     """Those of docs/models/mamba.md."""
-    return {**published.tables("mamba2", "mamba"), **family_tables("mamba2")}
+    return {**published.tables("mamba2", "mamba"), **family_summary("mamba2")}
 
 
 def choice_table() -> str:
@@ -251,11 +276,21 @@ def tables() -> dict[str, str]:
     """Those of docs/models/rwkv7.md."""
     speed, sizes = read_result(RESULT), read_result(SIZES)["sizes"]
     return {
-        "conditions": conditions(speed),
-        "speed": speed_tables(speed["rows"]),
+        "speed": summary_table(speed["rows"]),
         "states": state_table(sizes),
+        "restore": restore_table(read_result(RESTORE)["lengths"]),
+    }
+
+
+def full_tables() -> dict[str, str]:
+    """Those of docs/contribute/measurements.md."""
+    speed, sizes = read_result(RESULT), read_result(SIZES)["sizes"]
+    return {
+        "rwkv7 conditions": conditions(speed),
+        "rwkv7 speed": speed_tables(speed["rows"]),
         "loading": loading_table(sizes),
         "many": many_table(sizes),
         "sockets": socket_table(read_result(SOCKETS)["files"]),
-        "restore": restore_table(read_result(RESTORE)["lengths"]),
+        **family_tables("mamba2"),
+        **family_tables("lfm2"),
     }

@@ -15,6 +15,23 @@ def prompts_table(result: Figures) -> str:
     return markdown(["prompt", "first token, median", "p99"], body)
 
 
+def prompts_summary(result: Figures) -> str:
+    """Medians of the same: a row for each length, and one for text over HTTP."""
+    found = {
+        row["name"]: row["value"] for part in ("prefix", "text") for row in result["parts"][part]
+    }
+    body = []
+    for name in found:
+        length, _, kind = name.partition(", ")
+        if kind == "cold":
+            ways = (f"{length}, {way}" for way in ("cold", "again", "by a handle"))
+            body.append([length, *(_cell(found[way], "ms") for way in ways)])
+        elif kind == "new":
+            ways = (f"{length}, {way}" for way in ("new", "again, HTTP"))
+            body.append([f"{length}, HTTP", *(_cell(found[way], "ms") for way in ways), ""])
+    return markdown(["prompt", "new", "again", "by its handle"], body)
+
+
 def _cell(value: float | None, unit: str) -> str:
     if value is None:
         return ""

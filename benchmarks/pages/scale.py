@@ -1,4 +1,4 @@
-"""The tables of replicas.md, from `benchmarks.cluster` and `benchmarks.store_latency`."""
+"""Tables of replicas.md and measurements.md, of `benchmarks.cluster` and `store_latency`."""
 
 from __future__ import annotations
 
@@ -43,14 +43,23 @@ NOTICES_PER_MOVE = 2
 
 def tables() -> dict[str, str]:
     """Those of docs/background/replicas.md."""
+    parts = read_result(RESULT)["parts"]
+    return {
+        "latency": latency_table(read_result(RESULTS / "store_latency.json")),
+        "cost": cost(parts["cost"]),
+        "take-over": takeover(parts["takeover"]),
+        "estimate": estimate_table(inputs_of(parts), MACHINES[:1]),
+    }
+
+
+def full_tables() -> dict[str, str]:
+    """Those of docs/contribute/measurements.md."""
     result = read_result(RESULT)
     parts = result["parts"]
     measured = inputs_of(parts)
     return {
-        "latency": latency_table(read_result(RESULTS / "store_latency.json")),
-        "conditions": conditions(result),
-        "cost": cost(parts["cost"], parts["commits"]),
-        "take-over": takeover(parts["takeover"]),
+        "cluster conditions": conditions(result),
+        "cost": full_cost(parts["cost"], parts["commits"]),
         "parts of a take-over": parts_of_a_takeover(parts["takeover"]["kill"]),
         "replicas": replicas(parts["replicas"]),
         "inputs": inputs_table(measured),
@@ -81,7 +90,22 @@ def conditions(result: Figures) -> str:
     return _table((*head, "loads of each kind"), [row])
 
 
-def cost(found: Figures, commits: Figures) -> str:
+def cost(found: Figures) -> str:
+    """In short: a row for each number of streams."""
+    names = ("database_us_per_token", "wal_bytes_per_token")
+    rows = [
+        [
+            streams,
+            *(f"{found[way][streams]['tokens_per_s']:,.0f}" for way in ("embedded", "shared")),
+            *(f"{shared[name]:,.0f}" for name in names),
+        ]
+        for streams, shared in found["shared"].items()
+    ]
+    head = ("streams", "folder, tokens/s", "PostgreSQL, tokens/s", "PostgreSQL's CPU, us/token")
+    return _table((*head, "log, bytes/token"), rows)
+
+
+def full_cost(found: Figures, commits: Figures) -> str:
     """A row for each number of streams."""
     head = [
         *("streams", "memory", "embedded", "shared", "shared / embedded, by round"),
@@ -173,11 +197,11 @@ def inputs_table(measured: Figures) -> str:
     return _table(("of one replica, and of the database", "", ""), rows)
 
 
-def estimate_table(measured: Figures) -> str:
+def estimate_table(measured: Figures, numbers: Sequence[int] = MACHINES) -> str:
     """A column for each number of machines."""
-    columns = [estimate({**measured, **ASSUMED}, machines) for machines in MACHINES]
+    columns = [estimate({**measured, **ASSUMED}, machines) for machines in numbers]
     rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
-    return _table(("", *(f"{machines:,} machines" for machines in MACHINES)), rows)
+    return _table(("", *(f"{machines:,} machines" for machines in numbers)), rows)
 
 
 def estimate(of: Figures, machines: int) -> dict[str, str]:

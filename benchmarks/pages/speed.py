@@ -1,4 +1,4 @@
-"""The tables and the plot of docs/background/speed.md.
+"""The tables and the plot of docs/background/speed.md, and tables of measurements.md.
 
 "Up to two threads" is the better one of a run on one thread and a run on two, for us as for peers.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.decode.peers import NATIVE_PEERS, OURS, TITLES
 from benchmarks.decode.report import MISSING, SHORT, points_of, rate_tables, where
-from benchmarks.pages.prompts import prompts_table
+from benchmarks.pages.prompts import prompts_summary, prompts_table
 from benchmarks.process import ROOT
 from benchmarks.report import RESULTS, Figures, markdown, read_result
 
@@ -143,6 +143,24 @@ def serve_table(serve: Figures) -> str:
     return markdown(head, body)
 
 
+def serve_summary(serve: Figures) -> str:
+    """Our server at each number of streams, and the better one of each peer's runs."""
+    body = []
+    for streams, ours in serve["servers"][SERVER].items():
+        peers = [
+            max(
+                of_one[streams]["tokens_per_s"]
+                for name, of_one in serve["servers"].items()
+                if name.partition(",")[0] == peer
+            )
+            for peer in SERVERS
+        ]
+        cells = [f"{rate:,.0f} ({ours['tokens_per_s'] / rate:.2f}x)" for rate in peers]
+        body.append([streams, *_serve_cells(ours)[:3], *cells])
+    head = ["streams", "ours, tokens/s", "TTFT p50 / p99, ms", "ITL p50 / p99, ms"]
+    return markdown([*head, *SERVERS.values()], body)
+
+
 def _serve_cells(figures: Figures) -> list[str]:
     pairs = [
         " / ".join(_optional(figures[f"{name}_{part}_ms"]) for part in ("p50", "p99"))
@@ -210,20 +228,37 @@ def flatness_table(flatness: Figures) -> str:
     return markdown(["model", "position", "ms/token", "ratio", "state or cache, MiB"], body)
 
 
+def flat_table(flatness: Figures) -> str:
+    """Of `gated` alone: milliseconds per token by position."""
+    rows = flatness["models"]["gated"]
+    body = [[f"{row['position']:,}", f"{row['ms_per_token']:.3f}"] for row in rows]
+    return markdown(["position", "ms/token"], body)
+
+
 def tables() -> dict[str, str]:
     """Those of docs/background/speed.md."""
     rows = read("decode")["rows"]
     return {
         "decoding": best_table(rows, "decode"),
+        "prefill": best_table(rows, "prefill"),
+        "serve": serve_summary(read("serve")),
+        "first_token": first_token_table(read("server_cost")),
+        "prompts": prompts_summary(read("sessions_prompts")),
+        "capacity": capacity_table(read("capacity")),
+        "flatness": flat_table(read("flatness_native")),
+    }
+
+
+def full_tables() -> dict[str, str]:
+    """Those of docs/contribute/measurements.md."""
+    rows = read("decode")["rows"]
+    return {
         "contexts": context_table(rows, 1, ("S1", "S2")),
         "contexts on two threads": context_table(rows, 2, ("S1", "S2")),
-        "prefill": best_table(rows, "prefill"),
         "roofline": roofline_table(rows),
         "serve": serve_table(read("serve")),
         "server_cost": server_cost_table(read("server_cost")),
-        "first_token": first_token_table(read("server_cost")),
         "prompts": prompts_table(read("sessions_prompts")),
-        "capacity": capacity_table(read("capacity")),
         "flatness": flatness_table(read("flatness_native")),
     }
 
