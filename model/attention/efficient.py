@@ -52,6 +52,7 @@ class EfficientAttention(HeadsAttention):
 
 def _log_normalizer(log_k: Tensor, state: State) -> Tensor:
     """The logarithm of sum_{j <= t} exp(k_jf) after each token, [B, T, H, K] float64."""
-    before = torch.where(state["z"] > 0, state["z"].clamp_min(1.0).log() + state["max"], LOG_ZERO)
+    before = state["z"].clamp_min(1.0).log() + state["max"]
+    before = before.masked_fill(state["z"] <= 0, LOG_ZERO)
     path = torch.cat([before.unsqueeze(1), log_k.to(before.dtype)], dim=1)
     return path.logcumsumexp(dim=1)[:, 1:]

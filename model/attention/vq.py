@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from model.attention.base import Losses, State
 from model.attention.heads import HeadsAttention
@@ -44,6 +43,10 @@ EMA_DECAY = 0.99
 
 #: A codeword is dead when its average number of keys per batch falls below this part of the mean.
 DEAD_FRACTION = 0.01
+
+#: So many dead codewords of a head move with one batch: a number that depends on no value, so
+#: that a GPU need not be waited for, and its work can be captured in a CUDA graph.
+MOVES = 4
 
 
 class VqAttention(HeadsAttention):
@@ -114,13 +117,13 @@ def older_codes(
     ``q`` [B, T, H, K]; ``code`` [B, T, H] and ``v`` [B, T, H, V] that leave with each
     query, where ``valid`` [B, T]. A codeword that no key has yet weighs nothing.
     """
-    one_hot = F.one_hot(code, codebook.shape[1]) * valid[:, :, None, None]
-    count = state["count"].unsqueeze(1) + one_hot.cumsum(dim=1)  # [B, T, H, C]
+    chosen = one_hot(code, codebook.shape[1]) & valid[:, :, None, None]
+    count = state["count"].unsqueeze(1) + chosen.cumsum(dim=1)  # [B, T, H, C]
     log_q = project(q, codebook).masked_fill(count == 0, LOG_ZERO)
     scale = log_q.detach().amax(dim=-1, keepdim=True)
     q = (log_q - scale).exp()
     den = (q * count).sum(dim=-1)
-    num, total = recurrence_chunk(q, one_hot.to(q.dtype), v, state["sum"])
+    num, total = recurrence_chunk(q, chosen.to(q.dtype), v, state["sum"])
     return (num, den, scale.squeeze(-1)), {"count": count[:, -1], "sum": total}
 
 
@@ -128,6 +131,11 @@ def nearest(k: Tensor, codebook: Tensor) -> Tensor:
     """The nearest codeword of each head for ``k`` [..., H, K]: [..., H] int64."""
     closeness = project(k.detach(), codebook) - half_square(codebook).squeeze(-1)
     return closeness.argmax(dim=-1)
+
+
+def one_hot(code: Tensor, num_codes: int) -> Tensor:
+    """``code`` [...] as [..., C] bool."""
+    return code.unsqueeze(-1) == torch.arange(num_codes, device=code.device)
 
 
 def lookup(codebook: Tensor, code: Tensor) -> Tensor:
@@ -142,19 +150,24 @@ def update_codebook(codebook: Tensor, ema_count: Tensor, keys: Tensor, codes: Te
 
     ``codebook`` [H, C, K], ``ema_count`` [H, C], ``keys`` [H, N, K], ``codes``
     [H, N]. A codeword is the average of its keys, so their average sum is
-    codeword times count (van den Oord et al. 2017, appendix A.1).
+    codeword times count (van den Oord et al. 2017, appendix A.1). The rarest
+    of the dead move first, at most `MOVES` of each head.
     """
-    one_hot = F.one_hot(codes, codebook.shape[1]).to(keys.dtype)  # [H, N, C]
+    chosen = one_hot(codes, codebook.shape[1]).to(keys.dtype)  # [H, N, C]
     total = codebook * ema_count.unsqueeze(-1) * EMA_DECAY
-    total += (1 - EMA_DECAY) * (one_hot.transpose(1, 2) @ keys)
-    ema_count.mul_(EMA_DECAY).add_(one_hot.sum(dim=1), alpha=1 - EMA_DECAY)
+    total += (1 - EMA_DECAY) * (chosen.transpose(1, 2) @ keys)
+    ema_count.mul_(EMA_DECAY).add_(chosen.sum(dim=1), alpha=1 - EMA_DECAY)
     codebook.copy_(total / ema_count.clamp_min(1e-9).unsqueeze(-1))
 
-    mean_count = ema_count.mean(dim=1)
-    error = (keys - codebook.gather(1, codes.unsqueeze(-1).expand_as(keys))).square().sum(dim=-1)
-    for head in range(codebook.shape[0]):
-        distance = error[head]
-        for dead in (ema_count[head] < DEAD_FRACTION * mean_count[head]).nonzero().flatten():
-            key = keys[head, distance.argmax()]
-            codebook[head, dead], ema_count[head, dead] = key, mean_count[head]
-            distance = distance.minimum((keys[head] - key).square().sum(dim=-1))
+    mean_count = ema_count.mean(dim=1, keepdim=True)  # [H, 1]
+    distance = (keys - codebook.gather(1, codes.unsqueeze(-1).expand_as(keys))).square().sum(dim=-1)
+    word = torch.arange(codebook.shape[1], device=codebook.device)
+    for _ in range(min(MOVES, codebook.shape[1])):
+        rarest = ema_count.argmin(dim=1, keepdim=True)  # [H, 1]
+        moves = (word == rarest) & (ema_count < DEAD_FRACTION * mean_count)  # [H, C]
+        worst = distance.argmax(dim=1)[:, None, None].expand(-1, 1, keys.shape[2])
+        key = keys.gather(1, worst)  # [H, 1, K]
+        codebook.copy_(torch.where(moves.unsqueeze(-1), key, codebook))
+        ema_count.copy_(torch.where(moves, mean_count, ema_count))
+        nearer = distance.minimum((keys - key).square().sum(dim=-1))
+        distance = torch.where(moves.any(dim=1, keepdim=True), nearer, distance)

@@ -39,10 +39,10 @@ def running_max(
     log_k = log_k.detach()
     if valid is not None:
         log_k = log_k.masked_fill(~valid[:, :, None, None], LOG_ZERO)
-    start = torch.where(z > 0, maximum, LOG_ZERO).unsqueeze(1)
+    start = maximum.masked_fill(z <= 0, LOG_ZERO).unsqueeze(1)
     path = torch.cat([start, log_k], dim=1).cummax(dim=1).values
     before, after = path[:, :-1], path[:, 1:]
-    return after, torch.where(before > LOG_ZERO, before - after, 0.0)
+    return after, (before - after).masked_fill(before <= LOG_ZERO, 0.0)
 
 
 def exponential_chunk(
@@ -98,4 +98,4 @@ def _scaled_query(log_q: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
 
 def _finite(maximum: Tensor) -> Tensor:
     """Zero where no valid token was seen."""
-    return torch.where(maximum > LOG_ZERO, maximum, 0.0)
+    return maximum.masked_fill(maximum <= LOG_ZERO, 0.0)
