@@ -116,8 +116,8 @@ class ModelConfig(JsonConfig):
 
     def fixed_weights(self) -> frozenset[str]:
         """Fixed features, and codebooks without a gradient."""
-        layers, buffers = range(self.num_hidden_layers), spec_of(self.attention).buffers
-        return frozenset(f"blocks.{layer}.attention.{name}" for layer in layers for name in buffers)
+        layers, names = range(self.num_hidden_layers), spec_of(self.attention).fixed_weights(self)
+        return frozenset(f"blocks.{layer}.attention.{name}" for layer in layers for name in names)
 
 
 def own_config(config: Config) -> ModelConfig:

@@ -14,7 +14,7 @@ from model.attention.linear import EPSILON, LinearAttention
 
 
 class EluAttention(LinearAttention):
-    """See the module's docstring. Options: ``rotary``, ``rope_theta``."""
+    """See the module's docstring. Options: ``denominator``, ``rotary``, ``rope_theta``."""
 
     def features(self, x: Tensor) -> Tensor:
         return F.elu(x) + 1.0

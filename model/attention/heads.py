@@ -28,7 +28,8 @@ class HeadsAttention(Attention):
     last W tokens, 0 for neither convolution nor silu, with the state conv [W - 1, H (2 K + V)];
     ``gate``; ``norm``, and a mechanism without this option always has a norm. Where a mechanism
     has them: ``rotary``, of which "before" rotates q and k before any feature map, and
-    ``rope_theta``, the base of the rotation's frequencies.
+    ``rope_theta``, the base of the rotation's frequencies; ``qk_norm``, which divides q and k of
+    each head by their root mean square.
     """
 
     def __init__(self, config: AttentionConfig) -> None:
@@ -80,7 +81,10 @@ class HeadsAttention(Attention):
             qkv = F.silu(qkv)
         elif self.conv_size:
             qkv, new_state["conv"] = convolved_silu(qkv, self.conv_weight, state["conv"])
-        return *self._heads(qkv), new_state
+        q, k, v = self._heads(qkv)
+        if self.options.get("qk_norm"):
+            q, k = (F.rms_norm(t, t.shape[-1:], eps=self.config.rms_norm_eps) for t in (q, k))
+        return q, k, v, new_state
 
     def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = qkv.float().split(self.qkv.parts, dim=-1)

@@ -7,6 +7,9 @@
 after Katharopoulos et al. 2020 ("Transformers are RNNs", eq. 7-12). Nothing
 decays, so S and z are float64. A mechanism is a feature map; see `elu`.
 
+Option ``denominator`` "tokens" divides by t, the number of tokens so far, instead of by the sum
+of the weights, and z is not kept.
+
 Option ``rotary``: "before" rotates q and k before the feature map; "after"
 rotates the features in the numerator and leaves the denominator as it is,
 positive (Su et al. 2021, RoFormer, eq. 19). "After" makes the numerator's weight
@@ -17,6 +20,7 @@ relative; "before" does so only for a map that keeps rotations (`cosine`).
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -48,15 +52,15 @@ class LinearAttention(HeadsAttention):
     ) -> tuple[Tensor, State]:
         positions = token_positions(position, x.shape[1])
         q, k, v, conv = self._features(x, state, positions)
-        den, z = normalizer_chunk(q, k, state["z"])
+        den, z = self._denominator(q, k, state, positions, normalizer_chunk)
         num, s = recurrence_chunk(*self._rotated(q, k, positions), v, state["S"])
-        return self._read(num, den, x), {"S": s, "z": z, **conv}
+        return self._merge(num / den.unsqueeze(-1), x), {"S": s, **z, **conv}
 
     def step(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
         q, k, v, conv = self._features(x, state, position)
-        den, z = normalizer_step(q, k, state["z"])
+        den, z = self._denominator(q, k, state, position, normalizer_step)
         num, s = recurrence_step(*self._rotated(q, k, position), v, state["S"])
-        return self._read(num, den, x), {"S": s, "z": z, **conv}
+        return self._merge(num / den.unsqueeze(-1), x), {"S": s, **z, **conv}
 
     def _features(
         self, x: Tensor, state: State, positions: Tensor
@@ -69,5 +73,16 @@ class LinearAttention(HeadsAttention):
             return q, k
         return self._rotate(q, k, positions)
 
-    def _read(self, num: Tensor, den: Tensor, x: Tensor) -> Tensor:
-        return self._merge(num / self.denominator(den).unsqueeze(-1), x)
+    def _denominator(
+        self,
+        q: Tensor,
+        k: Tensor,
+        state: State,
+        positions: Tensor,
+        normalizer: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
+    ) -> tuple[Tensor, State]:
+        """What the numerator is divided by, [..., H] or [..., 1], and its part of the state."""
+        if self.options["denominator"] == "tokens":
+            return (positions + 1).unsqueeze(-1).to(q.dtype), {}
+        den, z = normalizer(q, k, state["z"])
+        return self.denominator(den), {"z": z}

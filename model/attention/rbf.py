@@ -20,7 +20,10 @@ from model.ops.random_features import half_square, log_positive_features, projec
 
 
 class RbfAttention(RandomFeatureAttention):
-    """See the module's docstring. Options: ``features`` (m), ``orthogonal``, ``rotary``."""
+    """See the module's docstring.
+
+    Options: ``rotary``, ``rope_theta``, and those of `RandomFeatureAttention`.
+    """
 
     def log_features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         log_k = log_positive_features(k, self.projection) - half_square(k)

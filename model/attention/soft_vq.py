@@ -25,7 +25,7 @@ from model.ops.random_features import log_softmax_of_distance, project
 class SoftVqAttention(ExponentialAttention):
     """See the module's docstring.
 
-    Options: ``codewords`` (C), ``beta``, ``rotary``, ``rope_theta``.
+    Options: ``codewords`` (C), ``beta``, ``qk_norm``, ``rotary``, ``rope_theta``.
     """
 
     def __init__(self, config: AttentionConfig) -> None:

@@ -14,7 +14,7 @@ from model.attention.linear import LinearAttention
 
 
 class SoftmaxMapAttention(LinearAttention):
-    """See the module's docstring. Options: ``rotary``, ``rope_theta``."""
+    """See the module's docstring. Options: ``denominator``, ``rotary``, ``rope_theta``."""
 
     def features(self, x: Tensor) -> Tensor:
         return x.softmax(dim=-1)

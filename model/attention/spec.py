@@ -42,11 +42,13 @@ class Option:
     """One option's default, and what it may be.
 
     ``allowed`` is for numbers the smallest and the largest value, for names
-    the choice, and empty for booleans.
+    the choice, and empty for booleans. ``refused`` has names that people will
+    try, and why they are not built.
     """
 
     default: Any
     allowed: tuple[Any, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, name: str, value: Any) -> None:
         """Raises `ConfigError` where the option called ``name`` cannot be ``value``."""
@@ -56,6 +58,9 @@ class Option:
             kind = type(self.default).__name__
             raise ConfigError(f"attention_options.{name} must be {kind}, not {value!r}")
         if isinstance(value, str):
+            if value in self.refused:
+                reason = self.refused[value]
+                raise ConfigError(f"attention_options.{name} {value!r} is not built: {reason}")
             if value not in self.allowed:
                 known = " or ".join(map(repr, self.allowed))
                 raise ConfigError(f"attention_options.{name} must be {known}, not {value!r}")
@@ -64,13 +69,18 @@ class Option:
             raise ConfigError(f"attention_options.{name} must be in {low}..{high}, not {value!r}")
 
 
+def _no_buffers(options: Options) -> tuple[str, ...]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Spec:
     """A mechanism as its config knows it.
 
     ``state`` and ``weights`` give one layer's tensors from the config and its
-    options. ``buffers`` names those of ``weights`` that no gradient trains, and
-    ``rules`` are checks beyond one option's range: they raise `ConfigError`.
+    options. ``buffers`` names those of ``weights`` that no gradient trains with
+    the options that it is given, and ``rules`` are checks beyond one option's
+    range: they raise `ConfigError`.
     ``constant_state`` is False only for the baseline whose cache grows.
     """
 
@@ -78,7 +88,7 @@ class Spec:
     weights: Callable[[AttentionConfig, Options], dict[str, Shape]]
     options: Mapping[str, Option] = field(default_factory=dict)
     rules: tuple[Callable[[AttentionConfig, Options], None], ...] = ()
-    buffers: tuple[str, ...] = ()
+    buffers: Callable[[Options], tuple[str, ...]] = _no_buffers
     constant_state: bool = True
 
     def values(self, config: AttentionConfig) -> dict[str, Any]:
@@ -114,6 +124,10 @@ class Spec:
     def weight_shapes(self, config: AttentionConfig) -> dict[str, Shape]:
         """The names and shapes of one layer's weights, as a checkpoint holds them."""
         return self.weights(config, self.values(config))
+
+    def fixed_weights(self, config: AttentionConfig) -> tuple[str, ...]:
+        """The names of those weights of one layer that no gradient trains."""
+        return self.buffers(self.values(config))
 
 
 def key_dim(config: AttentionConfig, options: Options) -> int:

@@ -21,13 +21,18 @@ def _per_head(config: AttentionConfig, *shape: int, dtype: DType = "float32") ->
 
 
 def linear_state(config: AttentionConfig, options: Options) -> State:
-    """S [H, K, V] and z [H, K], float64 because nothing decays."""
-    return _linear_state(config, config.head_dim)
+    """S [H, K, V] and, for a sum of the weights, z [H, K]; float64 because nothing decays."""
+    state = _linear_state(config, num_features(config, options))
+    if options["denominator"] == "tokens":
+        del state["z"]
+    return state
 
 
-def cosine_state(config: AttentionConfig, options: Options) -> State:
-    """As `linear_state` with one feature more."""
-    return _linear_state(config, config.head_dim + 1)
+def taylor_state(config: AttentionConfig, options: Options) -> State:
+    """As `linear_state` with one feature more, and those of each two channels for order 2."""
+    dim = key_dim(config, options)
+    pairs = dim * (dim + 1) // 2 if options["order"] == 2 else 0
+    return linear_state(config, {**options, "features": 1 + dim + pairs})
 
 
 def _linear_state(config: AttentionConfig, features: int) -> State:
@@ -47,9 +52,10 @@ def soft_vq_state(config: AttentionConfig, options: Options) -> State:
 
 
 def window_linear_state(config: AttentionConfig, options: Options) -> State:
-    """A window of keys and values [W, H, K], and `exponential_state` of what left it."""
+    """A window of keys and values [W, H, K], and `exponential_state` of older ones if kept."""
     ring = TensorSpec((options["window"], config.num_attention_heads, config.head_dim))
-    return {"k": ring, "v": ring, **exponential_state(config, options)}
+    older = exponential_state(config, options) if options["older"] == "linear" else {}
+    return {"k": ring, "v": ring, **older}
 
 
 def vq_state(config: AttentionConfig, options: Options) -> State:

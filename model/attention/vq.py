@@ -13,7 +13,8 @@ window of the last W tokens need only be counted:
 
 with q and k scaled by K^-1/4. Unlike in the paper the window slides token by
 token, so that the result does not depend on a block length, and positions
-enter as a learned bias per distance.
+enter as a learned bias per distance. Option ``qk_norm`` norms q and k of each
+head first, as in the paper.
 
 Training: gradients pass the quantisation straight through for keys inside the
 window and stop for older ones, and for those of an earlier chunk, of which the
@@ -50,7 +51,10 @@ MOVES = 4
 
 
 class VqAttention(HeadsAttention):
-    """See the module's docstring. Options: ``codewords`` (C), ``window`` (W), ``commitment``."""
+    """See the module's docstring.
+
+    Options: ``codewords`` (C), ``window`` (W), ``commitment``, ``qk_norm``.
+    """
 
     learns_in_forward = True
     codebook: Tensor

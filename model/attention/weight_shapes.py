@@ -80,6 +80,19 @@ def projected_weights(config: AttentionConfig, options: Options) -> Weights:
     return {**heads_weights(config, options), "projection": shape}
 
 
+def performer_weights(config: AttentionConfig, options: Options) -> Weights:
+    """As `projected_weights`; a row gives two features where both its signs are taken."""
+    features = num_features(config, options)
+    rows = features // 2 if options["map"] == "hyperbolic" else features
+    return projected_weights(config, {**options, "features": rows})
+
+
+def window_linear_weights(config: AttentionConfig, options: Options) -> Weights:
+    """As `projected_weights`, where something is kept of older tokens."""
+    kept = options["older"] == "linear"
+    return (projected_weights if kept else heads_weights)(config, options)
+
+
 def soft_vq_weights(config: AttentionConfig, options: Options) -> Weights:
     """A codebook [H, C, K] and its priors [H, C]."""
     heads, num_codes = config.num_attention_heads, options["codewords"]

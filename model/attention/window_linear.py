@@ -10,6 +10,9 @@ the exponents (`model.ops.window.join`). The features are those of FAVOR+
 scale from the start; P is trained from there. The combination is the one of
 Zhang et al. 2024 ("LoLCATs", eq. 6), whose features are normalised instead.
 
+Option ``older`` "forgotten" leaves out the second part, with its weights and its state: softmax
+over the last W tokens alone.
+
 State per layer: k [W, H, K] (scaled, and rotated where positions are) and v
 [W, H, V], oldest first; S [H, m, V], z [H, m] in float64 and max [H, m] over
 the tokens that left the window.
@@ -25,7 +28,7 @@ from torch import Tensor, nn
 from model.attention.base import Losses, State
 from model.attention.heads import HeadsAttention, token_positions
 from model.attention.performer import draw_projection
-from model.attention.spec import AttentionConfig, num_features
+from model.attention.spec import AttentionConfig
 from model.ops.exponential import exponential_chunk
 from model.ops.random_features import log_positive_features
 from model.ops.window import enter_window, has_left, join, window_attention
@@ -34,17 +37,21 @@ from model.ops.window import enter_window, has_left, join, window_attention
 class WindowLinearAttention(HeadsAttention):
     """See the module's docstring.
 
-    Options: ``window`` (W), ``features`` (m; 0 for K), ``rotary``, ``rope_theta``.
+    Options: ``window`` (W), ``features`` (m; 0 for K), ``older``, ``rotary``, ``rope_theta``.
     """
 
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__(config)
-        shape = (config.num_attention_heads, num_features(config, self.options), config.head_dim)
-        self.projection = nn.Parameter(torch.zeros(shape))
+        self.keeps_older = self.options["older"] == "linear"
+        if self.keeps_older:
+            self.projection = nn.Parameter(
+                torch.zeros(self.spec.weight_shapes(config)["projection"])
+            )
 
     def reset_parameters(self, generator: torch.Generator) -> None:
         super().reset_parameters(generator)
-        draw_projection(self.projection, generator, orthogonal=True)
+        if self.keeps_older:
+            draw_projection(self.projection, generator, orthogonal=True)
 
     def chunk(
         self, x: Tensor, state: State, position: Tensor, losses: Losses = None
@@ -57,11 +64,14 @@ class WindowLinearAttention(HeadsAttention):
             keys, old_k, ring_k = enter_window(k, state["k"])
             values, old_v, ring_v = enter_window(v, state["v"])
             near = window_attention(q, keys, values, position)
-            valid = has_left(position, num_tokens, window)
-            *far, new_state = exponential_chunk(
-                self._log_features(q), self._log_features(old_k), old_v, state, valid
-            )
-            o = join(near, (far[0], far[1], far[2]))
+            if self.keeps_older:
+                valid = has_left(position, num_tokens, window)
+                *far, new_state = exponential_chunk(
+                    self._log_features(q), self._log_features(old_k), old_v, state, valid
+                )
+                o = join(near, (far[0], far[1], far[2]))
+            else:
+                new_state, o = {}, near[0] / near[1].unsqueeze(-1)
         return self._merge(o, x), {"k": ring_k, "v": ring_v, **new_state, **conv}
 
     def step(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:

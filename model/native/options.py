@@ -23,13 +23,30 @@ from model.state import StateLayout
 Options = dict[str, str | float]
 
 
+#: Options' values without kernels, by mechanism and option.
+WITHOUT_KERNELS: dict[tuple[str, str], tuple[str | int, ...]] = {
+    ("elu", "denominator"): ("tokens",),
+    ("relu", "denominator"): ("tokens",),
+    ("softmax_map", "denominator"): ("tokens",),
+    ("cosine", "denominator"): ("tokens",),
+    ("cosine", "order"): (2,),
+    ("efficient", "denominator"): ("weights",),
+    ("performer", "map"): ("hyperbolic", "relu"),
+    ("soft_vq", "qk_norm"): (True,),
+    ("vq", "qk_norm"): (True,),
+    ("window_linear", "older"): ("forgotten",),
+    ("dijiang", "published"): (True,),
+}
+
+
 def covers(config: Config) -> bool:
     """Whether there are kernels for the family of ``config``, of which some may not be built.
 
-    A DiJiang as it is published has none.
+    Of our own blocks those for some options are missing, see `WITHOUT_KERNELS`.
     """
-    if config.attention == "dijiang" and config.attention_options.get("published"):
-        return False
+    for name, value in config.attention_options.items():
+        if value in WITHOUT_KERNELS.get((config.attention, name), ()):
+            return False
     return ARCHITECTURES[config.model_type].native is not None
 
 

@@ -50,28 +50,55 @@ __all__ = ["ORACLES", "Oracle", "heads"]
 def elu(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
     q, k, v = projected(layer, weights, x)
     num, den, state = positive(layer, F.elu(q) + 1, F.elu(k) + 1, v)
-    return num / (den + 1e-6), state
+    return divided(layer, num, den + 1e-6), state
 
 
 def relu(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
     q, k, v = projected(layer, weights, x)
     num, den, state = positive(layer, q.relu(), k.relu(), v)
-    return num / den.clamp_min(1e-6), state
+    return divided(layer, num, den.clamp_min(1e-6)), state
 
 
 def softmax_map(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
     q, k, v = projected(layer, weights, x)
     num, den, state = positive(layer, q.softmax(-1), k.softmax(-1), v)
-    return num / den.clamp_min(1e-6), state
+    return divided(layer, num, den.clamp_min(1e-6)), state
 
 
 def cosine(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
     q, k, v = projected(layer, weights, x)
-    q = q / q.norm(dim=-1, keepdim=True).clamp_min(1e-6)
-    k = k / k.norm(dim=-1, keepdim=True).clamp_min(1e-6)
-    phi_q, phi_k = F.pad(q, (1, 0), value=1.0), F.pad(k, (1, 0), value=1.0)
-    num, den, state = positive(layer, phi_q, phi_k, v)
-    return num / den.clamp_min(1e-6), state
+    if option(layer, "unit_length", default=True):
+        q = q / q.norm(dim=-1, keepdim=True).clamp_min(1e-6)
+        k = k / k.norm(dim=-1, keepdim=True).clamp_min(1e-6)
+    else:
+        q, k = q * q.shape[-1] ** -0.25, k * k.shape[-1] ** -0.25
+    order, c = option(layer, "order", 1), torch.einsum("bihk,bjhk->bhij", q, k)
+    weight = (1 + c + (c * c / 2 if order == 2 else 0)).tril()
+    state = taylor_sums(k, v, order)
+    if option(layer, "denominator", "weights") == "tokens":
+        del state["z"]
+    num = torch.einsum("bhij,bjhv->bihv", weight, v)
+    den = weight.sum(-1).transpose(1, 2).unsqueeze(-1)
+    return divided(layer, num, den.clamp_min(1e-6)), state
+
+
+def taylor_sums(k: Tensor, v: Tensor, order: int) -> State:
+    """Of the features 1, k_i and, for order 2, k_i^2 / sqrt(2) and k_i k_j by the gap j - i."""
+    ones, dim = torch.ones_like(k[..., :1]), k.shape[-1]
+    features = [ones, k]
+    if order == 2:
+        squares = torch.einsum("bthi,bthj->bthij", k, k)
+        diagonals = [squares.diagonal(gap, -2, -1) for gap in range(dim)]
+        features += [diagonals[0] / math.sqrt(2), *diagonals[1:]]
+    phi = torch.cat(features, dim=-1)
+    return {"S": torch.einsum("bjhf,bjhv->bhfv", phi, v), "z": phi.sum(1)}
+
+
+def divided(layer: Attention, num: Tensor, den: Tensor) -> Tensor:
+    """By the sum of the weights, or by the number of tokens so far."""
+    if option(layer, "denominator", "weights") == "tokens":
+        return num / torch.arange(1, num.shape[1] + 1)[:, None, None]
+    return num / den
 
 
 def positive(
@@ -80,7 +107,7 @@ def positive(
     """Numerator, denominator and state; the numerator's features may be rotated "after"."""
     scores = torch.einsum("bihf,bjhf->bhij", phi_q, phi_k).tril()
     den = scores.sum(-1).transpose(1, 2).unsqueeze(-1)
-    state = {"z": phi_k.sum(1)}
+    state = {"z": phi_k.sum(1)} if option(layer, "denominator", "weights") == "weights" else {}
     if option(layer, "rotary", "none") == "after":
         phi_q, phi_k = rotated(layer, phi_q, phi_k)
         scores = torch.einsum("bihf,bjhf->bhij", phi_q, phi_k).tril()

@@ -25,9 +25,15 @@ from tests.model.attention.projections import (
 def performer(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
     q, k, v = scaled(layer, weights, x)
     w = weights["projection"]
-    log_q = project(q, w)
-    if option(layer, "map", "favor") == "favor":
+    log_q, name = project(q, w), option(layer, "map", "favor")
+    if name == "favor":
         log_k = project(k, w) - half_square(k)
+    elif name == "hyperbolic":
+        log_q = torch.cat([log_q, -log_q], dim=-1)
+        log_k = torch.cat([project(k, w), project(k, -w)], dim=-1) - half_square(k)
+    elif name == "relu":
+        log_q = torch.log(log_q.relu() + 1e-3)
+        log_k = torch.log(project(k, w).relu() + 1e-3)
     else:
         log_k = torch.log_softmax(-half_distances(k, w), dim=-1)
     return from_features(log_q, log_k, v)
@@ -50,6 +56,8 @@ def soft_vq(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, Stat
 def efficient(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
     """A softmax over the positions for each feature, mixed by the query's softmax over features."""
     q, k, v = projected(layer, weights, x)
+    if option(layer, "denominator", "feature") == "weights":
+        return from_features(q, k, v)
     log_p = k.permute(0, 2, 3, 1).unsqueeze(3).expand(-1, -1, -1, x.shape[1], -1)  # b h f i j
     p = torch.softmax(log_p.masked_fill(future(x.shape[1]), -math.inf), dim=-1)
     o = torch.einsum("bihf,bhfij,bjhv->bihv", q.softmax(-1), p, v)
@@ -59,10 +67,13 @@ def efficient(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, St
 def window_linear(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
     q, k, v = scaled(layer, weights, x)
     window, length = option(layer, "window", 64), x.shape[1]
+    near = torch.einsum("bihk,bjhk->bhij", q, k)
+    if option(layer, "older", "linear") == "forgotten":
+        o = attend(near.masked_fill(distance(length) >= window, -math.inf), v)
+        return o, {"k": last(k, window), "v": last(v, window)}
     w = weights["projection"]
     half_log_m = math.log(w.shape[1]) / 2
     log_k = project(k, w) - half_square(k) - half_log_m
-    near = torch.einsum("bihk,bjhk->bhij", q, k)
     far = mixed(project(q, w) - half_square(q) - half_log_m, log_k)
     o = attend(torch.where(distance(length) < window, near, far), v)
     left = max(length - window, 0)

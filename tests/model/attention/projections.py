@@ -38,7 +38,9 @@ def heads(projection: Tensor, layer: Attention, key_dim: int = 0) -> tuple[Tenso
 
 def projected(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v, of which q and k are rotated where the option ``rotary`` is "before"."""
-    q, k, v = heads(qkv(weights, x), layer)
+    q, k, v = heads(qkv(weights, x), layer, option(layer, "key_dim", 0))
+    if option(layer, "qk_norm", default=False):
+        q, k = rms_normed(layer, q), rms_normed(layer, k)
     default = "before" if layer.config.attention in ("window_linear", "softmax") else "none"
     if option(layer, "rotary", default) == "before":
         q, k = rotated(layer, q, k)

@@ -56,7 +56,13 @@ def test_a_whole_number_is_a_number() -> None:
         ("softmax", {"conv_size": 1}, "conv_size must be 0 or at least 2"),
         ("vq", {"window": 0}, "window must be in 1..65536, not 0"),
         ("soft_vq", {"beta": -0.5}, "beta must be in 0.0"),
-        ("performer", {"map": "trig"}, "map must be 'favor' or 'simplified', not 'trig'"),
+        ("performer", {"map": "trig"}, "map must be 'favor' or 'simplified' or .* not 'trig'"),
+        ("performer", {"projection": "redrawn"}, "projection 'redrawn' is not built: training"),
+        ("performer", {"map": "hyperbolic", "features": 5}, "features must be even .* not 5"),
+        ("cosine", {"order": 3}, "order must be in 1..2, not 3"),
+        ("cosine", {"unit_length": False}, "unit_length must be true for order 1"),
+        ("cosine", {"key_dim": 8}, "key_dim must be 0 for order 1"),
+        ("window_linear", {"older": "forgotten", "features": 8}, "features must be 0 for older"),
     ],
 )
 def test_options_out_of_range_are_named(

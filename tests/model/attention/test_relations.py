@@ -54,12 +54,24 @@ def test_simplified_features_are_those_of_favor_normalised_over_the_rows() -> No
     assert_close(simplified.exp(), weighted.softmax(-1).double())
 
 
-def test_window_as_long_as_the_text_is_softmax() -> None:
-    near, exact = make_layer("window_linear", {"window": 130}), make_layer("softmax", {})
+@pytest.mark.parametrize("older", ["linear", "forgotten"])
+def test_window_as_long_as_the_text_is_softmax(older: str) -> None:
+    near = make_layer("window_linear", {"window": 130, "older": older})
+    exact = make_layer("softmax", {})
     share(near, exact)
     x = inputs(130)
     assert_close(near.parallel(x), exact.parallel(x).double())
     assert (near.parallel(inputs(131)) - exact.parallel(inputs(131)))[:, -1].abs().max() > 1e-3
+
+
+def test_taylor_kernel_approaches_softmax_with_its_order() -> None:
+    """Of small q and k, whose exponential is nearly its first terms."""
+    x = inputs(65) / 4
+    exact = make_layer("softmax", {"rotary": "none"}).parallel(x)
+    orders = make_layer("cosine", {}), make_layer("cosine", {"order": 2, "unit_length": False})
+    first, second = ((layer.parallel(x) - exact).norm() for layer in orders)
+    assert second < 0.05 * exact.norm()
+    assert second < first / 5
 
 
 def test_vq_with_a_codeword_for_every_key_is_softmax_without_positions() -> None:
@@ -81,14 +93,20 @@ def gaussian(q: Tensor, k: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("rotated", [False, True])
-@pytest.mark.parametrize(("name", "log_kernel"), [("performer", dot), ("rbf", gaussian)])
+@pytest.mark.parametrize(
+    ("name", "chosen", "log_kernel"),
+    [("performer", {}, dot), ("performer", {"map": "hyperbolic"}, dot), ("rbf", {}, gaussian)],
+)
 def test_random_features_approach_their_kernel(
-    name: str, log_kernel: Callable[[Tensor, Tensor], Tensor], rotated: bool
+    name: str,
+    chosen: dict[str, object],
+    log_kernel: Callable[[Tensor, Tensor], Tensor],
+    rotated: bool,
 ) -> None:
     """The error falls with the number of features, and with very many it is small."""
     x, errors = inputs(65) / 4, []  # small, because the variance grows with e^{|q|^2}
     for features in (8, 4096):
-        options = {"features": features, "rotary": "before" if rotated else "none"}
+        options = {**chosen, "features": features, "rotary": "before" if rotated else "none"}
         layer = make_layer(name, options)
         q, k, v = project(layer, x)
         if rotated:

@@ -9,7 +9,9 @@ import torch
 
 from model.attention import MECHANISMS, spec_of
 from model.checkpoint import Checkpoint
+from model.config import ModelConfig
 from model.lm import LanguageModel
+from model.native.options import WITHOUT_KERNELS
 from model.native.runtime import built
 from server.engine.engine import Engine, EngineConfig
 from server.models.backend import BackendError, Name, open_backend
@@ -48,6 +50,22 @@ def test_auto_selects_torch_for_unsupported_models_and_logs_the_reason(
         assert open_backend(uncovered()).name == "torch"
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("torch runs the model, many times slower than the native runtime: ")
+
+
+@pytest.mark.parametrize(("place", "values"), WITHOUT_KERNELS.items())
+def test_options_without_kernels_are_served_by_torch(
+    place: tuple[str, str], values: tuple[str | int, ...]
+) -> None:
+    (attention, option), value = place, values[0]
+    tiny = tiny_checkpoint(attention)
+    assert isinstance(tiny.config, ModelConfig)
+    config = dataclasses.replace(tiny.config, attention_options={option: value})
+    model = LanguageModel(config)
+    model.init_weights(torch.Generator().manual_seed(0))
+    backend = open_backend(Checkpoint(config, weights_of(model), tiny.tokenizer, digest="tiny"))
+    assert backend.name == "torch"
+    engine = backend.engine(1, CONFIG)
+    assert len(tokens_of(solo(engine, request(tokens=range(1, 100), max_tokens=5)))) == 5
 
 
 def test_native_asked_for_and_missing_is_an_error() -> None:

@@ -12,6 +12,9 @@ import pytest
 import torch
 
 from model.attention.base import Attention
+from model.config import ModelConfig
+from model.native.options import WITHOUT_KERNELS as NOT_COVERED
+from model.native.options import covers
 from model.native.runtime import NativeError, levels
 from tests.model.attention import test_contract as contract
 from tests.model.attention.test_contract import (
@@ -33,9 +36,13 @@ from tests.model.attention.test_contract import (
 from tests.model.ops.cpu.native_attention import NativeAttention
 from tests.model.representatives import chosen
 
-#: What the runtime has no kernels for.
-WITHOUT_KERNELS: list[Case] = [("dijiang", {"published": True})]
-COVERED = [case for case in CONSTANT if case not in WITHOUT_KERNELS]
+
+def has_kernels(case: Case) -> bool:
+    return covers(ModelConfig(257, attention=case[0], attention_options=case[1]))
+
+
+WITHOUT_KERNELS = [case for case in CONSTANT if not has_kernels(case)]
+COVERED = [case for case in CONSTANT if has_kernels(case)]
 DEFAULTS = [case for case in COVERED if not case[1]]
 #: Shapes that are no multiple of a vector, or of several; one head, and three.
 SHAPES: list[dict[str, object]] = [
@@ -162,6 +169,11 @@ def assert_equals_definition(layer: Attention) -> None:
     assert_close(y, wanted)
     assert_states_close(state, wanted_state)
     assert_close(steps(layer, x[:, :3])[0], wanted[:, :3])
+
+
+def test_every_option_without_kernels_is_among_the_cases() -> None:
+    found = {(name, option) for name, options in WITHOUT_KERNELS for option in options}
+    assert NOT_COVERED.keys() <= found
 
 
 @pytest.mark.parametrize("case", WITHOUT_KERNELS, ids=case_id)
