@@ -1,4 +1,4 @@
-"""Every example and table in protocol.md is what the server really says and takes."""
+"""Every example and table in protocol.md and errors.md is what the server says and takes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ from server.api.schemas.responses import (
     SessionDeleted,
     SessionList,
 )
-from server.engine.sampling_defaults import DEFAULTS, FIELDS
 from server.engine.types import (
     Event,
     Finished,
@@ -110,12 +109,6 @@ def test_every_answer_of_the_table_is_a_frame() -> None:
     assert set().union(*answers) - {"cancelled"} == kinds - {"error", "migrate"}
 
 
-def test_table_has_every_field_of_a_completion() -> None:
-    table = section(TEXT, "HTTP").partition(SESSIONS)[0]
-    fields = [n for row in rows(table) if len(row) == 3 for n in names(row[0])]
-    assert sorted(fields) == sorted(CompletionBody.model_fields)
-
-
 def test_table_has_every_field_of_the_routes_of_sessions() -> None:
     table = section(TEXT, "HTTP").partition(SESSIONS)[2]
     found = {(names(row[0])[0], name) for row in rows(table) for name in names(row[1])}
@@ -123,18 +116,11 @@ def test_table_has_every_field_of_the_routes_of_sessions() -> None:
     assert found == {(verb, name) for verb, body in bodies.items() for name in body.model_fields}
 
 
-def test_table_has_every_default_of_sampling() -> None:
-    defaults = {n: row[1] for row in rows(section(TEXT, "HTTP")) for n in names(row[0])}
-    params = asdict(DEFAULTS)
-    numbers = {name: f"{params[name]:g}" for name in params if name in _NUMBERS}
-    assert {name: defaults[name] for name in _NUMBERS} == numbers
-
-
 def test_table_has_every_error_with_its_status_and_wait() -> None:
     table = {}
-    for status, code, when in rows(section(TEXT, "Errors")):
-        _, _, wait = when.partition("`Retry-After: ")
-        table[names(code)[0]] = (int(status), int(wait.rstrip("`")) if wait else None)
+    for status, code, _, todo in rows(section(page("errors.md"), "HTTP and WebSocket")):
+        wait = re.search(r"`Retry-After: (\d+)`", todo)
+        table[names(code)[0]] = (int(status), int(wait[1]) if wait else None)
     assert table == {code: (o.status, o.retry_after_s) for code, o in OUTCOMES.items()}
 
 
@@ -239,9 +225,6 @@ def test_streams_are_what_the_server_sends() -> None:
     assert json.loads(frame(resumed)) == resumed
     assert json.loads(frame(token)) == token
     assert id == f"{resumed['epoch']}:{token['seq']}"
-
-
-_NUMBERS = {"max_tokens", *FIELDS}
 
 
 SESSIONS = "### Sessions over HTTP"
