@@ -91,7 +91,7 @@ quick: $(VENV)/.installed-dev ## Runs the tests that start no process, browser o
 	@$(BIN)/python -m pytest $(WORKERS) -m "not (process or browser or database or package or slow)" \
 		--hypothesis-profile quick $(QUICK) $$($(HAS_NATIVE) || echo --ignore=tests/model/ops) $(ARGS)
 
-reliability: $(VENV)/.installed-dev ## Runs the long form of every test in docs/background/reliability.md
+reliability: $(VENV)/.installed-dev ## Runs the long form of every test in docs/contribute/kept-sessions.md
 	@$(BIN)/python -m pytest tests/reliability --long --timeout 7200 $(ARGS)
 
 processors: $(VENV)/.installed-dev ## Runs the numerical tests with the code for other processors

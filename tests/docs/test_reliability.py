@@ -1,4 +1,4 @@
-"""docs/background/reliability.md lists every numbered test, and no other."""
+"""docs/contribute/kept-sessions.md lists every numbered test, and no other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.docs.pages import page, rows, section
 
 ROOT = Path(__file__).parents[2]
-TEXT = page("reliability.md")
+TEXT = page("kept-sessions.md")
 
 
 def test_each_numbered_line_has_its_test() -> None:

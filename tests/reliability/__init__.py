@@ -1,1 +1,1 @@
-"""The numbered tests of what the server must survive: see ``docs/background/reliability.md``."""
+"""The numbered tests of what the server must survive: see ``docs/contribute/kept-sessions.md``."""
