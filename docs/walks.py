@@ -1,14 +1,14 @@
 """Traces three requests through the server: a streamed completion, a resume and a take-over.
 
-    python -m docs.walks [--store postgresql://...] [--write] [--all]
+    python -m docs.walks [--store postgresql://...] [--all]
 
 Each walk is a real request over a real socket. A profile function in every thread of this process
 notes each call from one function of the server to another one: a hop. A hop that occurs again is
 not counted again, so the numbers do not depend on the number of tokens. Functions inside of others,
 such as lambdas, count as part of these. The path of a request are the hops that lead to a place
 where it changes its thread or task, is parsed or encoded, or reaches the kernel, the tokenizer or
-the store. ``--write`` puts the paths into docs/contribute/architecture.md; ``--all`` prints every
-hop, and how often each file is entered from another one. The take-over needs an empty PostgreSQL
+the store. They are printed, or with ``--all`` every hop, and how often each file is entered from
+another one. The take-over needs an empty PostgreSQL
 database, which two servers in this process share.
 """
 
@@ -39,7 +39,6 @@ from server.models.factory import build_models
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = tuple(f"{ROOT / folder}/" for folder in ("server", "model"))
-PAGE = ROOT / "docs/contribute/architecture.md"
 NUM_TOKENS = 8
 #: A path ends at the kernel, the tokenizer and the store: it does not follow what they call.
 ENDS = ("model/native/runtime.py", "model/tokenizer.py", "server/store/")
@@ -93,7 +92,7 @@ class Walk:
         return "\n".join((*hops, *(f"{num} {file}" for file, num in entries.most_common())))
 
     def listing(self) -> str:
-        """The path as Markdown: a line for each hop, under the name of its thread."""
+        """The path: a line for each hop, under the name of its thread."""
         lines: list[str] = []
         thread, last = "", None
         for number, ((one, other), runs_in) in enumerate(self.path.items(), 1):
@@ -305,28 +304,15 @@ def _end(port: int, session: str) -> None:
 
 
 def main() -> None:
-    """Prints the numbers of each walk."""
+    """Prints each walk."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--store", help="an empty PostgreSQL database, for the take-over")
-    parser.add_argument("--write", action="store_true", help="write the paths into the page")
     parser.add_argument("--all", action="store_true", help="print every hop")
     arguments = parser.parse_args()
     logging.disable()
     for name, walk in walks(ModelSource("everstream-stories", None), arguments.store).items():
         print(f"{name}: {walk.summary()}")
-        if arguments.all:
-            print(walk.calls())
-        if arguments.write:
-            _write(name, walk)
-
-
-def _write(name: str, walk: Walk) -> None:
-    begin, end = f"<!-- walk: {name} -->\n", "<!-- end of the walk -->"
-    before, found, rest = PAGE.read_text(encoding="utf-8").partition(begin)
-    assert found, begin
-    text = f"\n{walk.summary()}.\n\n{walk.listing()}\n\n"
-    after = rest.partition(end)[2]
-    PAGE.write_text(f"{before}{begin}{text}{end}{after}", encoding="utf-8")
+        print(walk.calls() if arguments.all else walk.listing())
 
 
 def walks(model: ModelSource, store: str | None) -> dict[str, Walk]:

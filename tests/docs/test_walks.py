@@ -1,20 +1,14 @@
-"""The walks of the architecture page: traced on real servers, and naming functions that exist."""
+"""The traces of docs/walks.py, on real servers."""
 
 from __future__ import annotations
-
-import importlib
-import re
-from pathlib import Path
 
 import pytest
 
 from docs.walks import Place, Walk, walks
 from server.config.sources import ModelSource
-from tests.docs.pages import DOCS, page, section
 from tests.postgres import Postgres
 from tests.tiny import write_model
 
-ROOT = DOCS.parent
 #: What every walk passes through, on its way to the engine and back.
 WAY_STATIONS = {
     Place("server/runtime/command_queue.py", "CommandQueue.post"),
@@ -44,21 +38,3 @@ def test_only_the_take_over_asks_another_replica(traced: dict[str, Walk]) -> Non
         if any(place.file.startswith("server/cluster/") for hop in walk.path for place in hop)
     }
     assert asking == {"take-over"}
-
-
-@pytest.mark.parametrize("name", ["A completion", "A resume", "A take-over"])
-def test_functions_that_the_page_names_exist(name: str) -> None:
-    found = re.findall(r"`([\w/]+\.py):([\w.]+)`", section(page("architecture.md"), name))
-    assert len(found) > 10
-    missing = [f"{path}:{function}" for path, function in found if not exists(path, function)]
-    assert missing == []
-
-
-def exists(path: str, function: str) -> bool:
-    """Whether the module at ``path`` has ``function``, which may be one of a class."""
-    if not (ROOT / path).is_file():
-        return False
-    found: object = importlib.import_module(".".join(Path(path).with_suffix("").parts))
-    for part in function.split("."):
-        found = getattr(found, part, None)
-    return callable(found) or isinstance(found, property)
