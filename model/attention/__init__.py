@@ -51,6 +51,7 @@ NOT_BUILT: dict[str, str] = {
     "gau": "its attention is exact within blocks, whose length would enter the result;"
     " 'window_linear' has a window that slides",
     "hydra": "its weights have both signs and no norm; the nearest is 'normed' with map 'identity'",
+    "kda": "it is 'delta' with channel_decay true, but for its gate, a sigmoid of low rank",
     "taylor": "the kernel of second order is 'cosine' with order 2 and unit_length false",
 }
 

@@ -76,6 +76,12 @@ def check_older(config: AttentionConfig, options: Options) -> None:
         raise ConfigError("attention_options.features must be 0 for older 'forgotten'")
 
 
+def check_channel_decay(config: AttentionConfig, options: Options) -> None:
+    """Refuses a kind of decay where there is none."""
+    if options["channel_decay"] and not options["decay"]:
+        raise ConfigError("attention_options.channel_decay must be false without a decay")
+
+
 def check_horizon(config: AttentionConfig, options: Options) -> None:
     """Refuses a horizon that has no half."""
     if options["horizon"] % 2:
@@ -208,7 +214,9 @@ DELTA = Spec(
         "decay": Option(True),
         "key_dim": Option(0, WIDTH_OR_NONE),
         "negative_eigenvalues": Option(False),
+        "channel_decay": Option(False),
     },
+    rules=(check_channel_decay,),
 )
 SOFTMAX = Spec(
     state_specs.softmax_state,

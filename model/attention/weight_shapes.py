@@ -42,16 +42,20 @@ def gated_weights(config: AttentionConfig, options: Options) -> Weights:
 
 
 def delta_weights(config: AttentionConfig, options: Options) -> Weights:
-    """A gate beta per head and, where there is one, a decay."""
-    heads = config.num_attention_heads
+    """A gate beta per head and, where there is one, a decay per head or per channel."""
+    heads, keys = config.num_attention_heads, key_dim(config, options)
     shapes = heads_weights(config, options)
     shapes["beta.weight"] = (heads, config.hidden_size)
-    if options["decay"]:
+    if options["channel_decay"]:
         shapes |= {
-            "decay.weight": (heads, config.hidden_size),
-            "decay.bias": (heads,),
-            "decay_log": (heads,),
+            "decay_down.weight": (keys, config.hidden_size),
+            "decay_up.weight": (heads * keys, keys),
+            "decay_up.bias": (heads * keys,),
         }
+    elif options["decay"]:
+        shapes |= {"decay.weight": (heads, config.hidden_size), "decay.bias": (heads,)}
+    if options["decay"]:
+        shapes["decay_log"] = (heads,)
     return shapes
 
 

@@ -34,6 +34,8 @@ def write_hf(folder: Path, checkpoint: Checkpoint, dtype: str) -> None:
     options = spec_of(config.attention).values(config)
     if not options["conv_size"] or not options["decay"]:
         raise CheckpointError("a gated_deltanet has a convolution and a decay, the model has not")
+    if options["channel_decay"]:
+        raise CheckpointError("a gated_deltanet has one decay per head, the model one per channel")
     if (config.norm, config.mlp, config.attention_bias) != ("rms", "swiglu", False):
         raise CheckpointError("a gated_deltanet has RMS norms, a SwiGLU and no biases")
     keys = key_dim(config, options)

@@ -36,6 +36,7 @@ WITHOUT_KERNELS: dict[tuple[str, str], tuple[str | int, ...]] = {
     ("vq", "qk_norm"): (True,),
     ("window_linear", "older"): ("forgotten",),
     ("dijiang", "published"): (True,),
+    ("delta", "channel_decay"): (True,),
 }
 
 

@@ -23,9 +23,11 @@ def packed_delta_chunk(
     """`model.ops.delta.delta_chunk` for ``qkv`` [B, T, H (2 K + V)]: q, then k, then v, by head.
 
     ``beta``, ``log_decay`` [B, T, H] and ``state`` [B, H, K, V] are float32. Returns num
-    [B, T, H, V] and the new S in float32; with the kernel num has the dtype of ``qkv``.
+    [B, T, H, V] and the new S in float32; with the kernel num has the dtype of ``qkv``. There is
+    none for a decay per channel, [B, T, H, K].
     """
-    kernels = kernels_for(qkv.dtype, qkv, beta, log_decay, state)
+    per_head = log_decay.dim() == beta.dim()
+    kernels = kernels_for(qkv.dtype, qkv, beta, log_decay, state) if per_head else None
     if kernels is None:
         _, heads, key, value = state.shape
         q, k, v = qkv.to(state.dtype).split([heads * key, heads * key, heads * value], dim=-1)

@@ -99,15 +99,21 @@ def delta(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]
     q, k = (t / (t.square().sum(-1, keepdim=True) + 1e-6).sqrt() for t in (q, k))
     beta = torch.sigmoid(linear(weights, "beta", x)).transpose(1, 2).unsqueeze(-1)  # [B, H, T, 1]
     beta = beta * (2 if option(layer, "negative_eigenvalues", False) else 1)
-    log_a = torch.zeros_like(beta).squeeze(-1)
-    if option(layer, "decay", default=True):
+    log_a = torch.zeros_like(beta)  # [B, H, T, 1], or K numbers in the place of one
+    if option(layer, "channel_decay", default=False):
+        logit = linear(weights, "decay_up", linear(weights, "decay_down", x))
+        logit = logit.unflatten(-1, k.shape[2:]).transpose(1, 2)
+        rate = torch.exp(weights["decay_log"])[:, None, None] * F.softplus(logit)
+        log_a = (-rate).clamp_min(-5.0)
+    elif option(layer, "decay", default=True):
         rate = torch.exp(weights["decay_log"]) * F.softplus(linear(weights, "decay", x))
-        log_a = -rate.transpose(1, 2)
-    b = log_a.cumsum(-1)
-    decay = torch.exp((b.unsqueeze(-1) - b.unsqueeze(-2)).clamp_max(0.0))  # [B, H, i, j]
-    read = torch.einsum("bihk,bjhk->bhij", k, k) * decay
+        log_a = -rate.transpose(1, 2).unsqueeze(-1)
+    b = log_a.cumsum(2)
+    decay = torch.exp((b.unsqueeze(3) - b.unsqueeze(2)).clamp_max(0.0))  # [B, H, i, j, 1 or K]
+    decay = decay.expand(*decay.shape[:-1], k.shape[-1])
+    read = torch.einsum("bihk,bjhk,bhijk->bhij", k, k, decay)
     identity = torch.eye(x.shape[1], dtype=x.dtype)
     u = torch.linalg.solve(identity + beta * read.tril(-1), beta * v.transpose(1, 2))
-    scores = (torch.einsum("bihk,bjhk->bhij", q, k) * decay).tril() / math.sqrt(q.shape[-1])
+    scores = torch.einsum("bihk,bjhk,bhijk->bhij", q, k, decay).tril() / math.sqrt(q.shape[-1])
     num = (scores @ u).transpose(1, 2)
-    return num, {"S": torch.einsum("bjhk,bhj,bhjv->bhkv", k, decay[:, :, -1], u)}
+    return num, {"S": torch.einsum("bjhk,bhjk,bhjv->bhkv", k, decay[:, :, -1], u)}

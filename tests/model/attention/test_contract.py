@@ -37,6 +37,8 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
         {"decay": False},
         {"key_dim": 4, "gate": False},
         {"negative_eigenvalues": True},
+        {"channel_decay": True},
+        {"channel_decay": True, "key_dim": 4, "conv_size": 0},
     ],
     "efficient": [{"rotary": "before"}, {"denominator": "weights", "rotary": "before"}],
     "elu": [
@@ -332,9 +334,13 @@ def test_biases_equal_definition(case: Case) -> None:
 
 @pytest.mark.parametrize(
     ("layer", "bias", "strength"),
-    [(("gated", {}), "decay_up.bias", -60.0), (("delta", {}), "decay.bias", 25.0)],
+    [
+        (("gated", {}), "decay_up.bias", -60.0),
+        (("delta", {}), "decay.bias", 25.0),
+        (("delta", {"channel_decay": True}), "decay_up.bias", 25.0),
+    ],
     indirect=["layer"],
-    ids=["gated", "delta"],
+    ids=["gated", "delta", "delta-channel_decay"],
 )
 def test_fast_decay_equals_definition(layer: Attention, bias: str, strength: float) -> None:
     """Decays so fast that float32 cannot hold their product over a block, nor its inverse."""

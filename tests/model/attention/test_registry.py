@@ -62,6 +62,7 @@ def test_a_whole_number_is_a_number() -> None:
         ("cosine", {"order": 3}, "order must be in 1..2, not 3"),
         ("cosine", {"unit_length": False}, "unit_length must be true for order 1"),
         ("cosine", {"key_dim": 8}, "key_dim must be 0 for order 1"),
+        ("delta", {"channel_decay": True, "decay": False}, "channel_decay must be false without"),
         ("window_linear", {"older": "forgotten", "features": 8}, "features must be 0 for older"),
     ],
 )
