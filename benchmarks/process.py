@@ -1,4 +1,4 @@
-"""Processes that are measured: servers on a free port of the loopback, and workers on pipes."""
+"""Processes that are measured: servers on a port of the loopback, and workers on pipes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import IO, Self
 
 import httpx
+
+from tests.reserved_port import ReservedPort
 
 ROOT = Path(__file__).parent.parent
 LOCAL = "127.0.0.1"
@@ -136,12 +137,16 @@ class ServerProcess(Process):
 
 
 class PeerProcess(Process):
-    """Another project's server on a free port."""
+    """Another project's server on a reserved port."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        port = free_port()
-        super().__init__([*command, "--port", str(port)], is_read=False)
-        self.url = f"http://{LOCAL}:{port}"
+        self._port = ReservedPort()
+        super().__init__([*command, "--port", str(self._port.number)], is_read=False)
+        self.url = f"http://{LOCAL}:{self._port.number}"
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._port.close()
 
     def wait_started(self) -> None:
         """Until ``/health`` is 200; before that some listen and some do not."""
@@ -171,11 +176,3 @@ def make_once(path: Path, write: Callable[[Path], object]) -> Path:
 def exit_on_sigterm() -> None:
     """Lets SIGTERM unwind the stack, so that no server is left behind."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-
-
-def free_port() -> int:
-    """A port of the loopback without a listener."""
-    with socket.socket() as listener:
-        listener.bind((LOCAL, 0))
-        port: int = listener.getsockname()[1]
-        return port

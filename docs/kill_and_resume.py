@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from clients.python import Client, Token
+from tests.reserved_port import ReservedPort
 
 PROMPT = "Once upon a time"
 WIDTH = 92
@@ -80,14 +80,12 @@ def serving(port: int, store: Path) -> Iterator[list[subprocess.Popen[str]]]:
 
 def record(options: argparse.Namespace, console: Console) -> bool:
     """Prints what happens; returns whether nothing was lost or changed."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
     sampling = {"max_tokens": options.max_tokens, "seed": options.seed}
     with (
         tempfile.TemporaryDirectory() as folder,
-        serving(port, Path(folder)) as processes,
-        Client(f"http://127.0.0.1:{port}") as client,
+        ReservedPort() as port,
+        serving(port.number, Path(folder)) as processes,
+        Client(f"http://127.0.0.1:{port.number}") as client,
     ):
         before, after, seqs = "", "", list[int]()
         for event in client.create_session().generate(PROMPT, **sampling):
@@ -103,7 +101,7 @@ def record(options: argparse.Namespace, console: Console) -> bool:
                 os.kill(processes[0].pid, signal.SIGKILL)
                 processes[0].wait()
                 killed_s = time.monotonic()
-                processes.append(start(port, Path(folder)))
+                processes.append(start(port.number, Path(folder)))
             elif event.seq == options.kill_at + 1:
                 pause_s = time.monotonic() - killed_s
         undisturbed = client.create_session().generate(PROMPT, **sampling).text()

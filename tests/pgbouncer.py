@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from tests.postgres import USER, Postgres
+from tests.reserved_port import ReservedPort
 
 #: What a server may have open at the database behind it, however many come.
 POOL_SIZE = 4
@@ -21,8 +22,8 @@ class PgBouncer:
     def __init__(self, postgres: Postgres) -> None:
         program = shutil.which("pgbouncer") or "/usr/sbin/pgbouncer"
         self._dir = Path(tempfile.mkdtemp(prefix="everstream-pgbouncer-"))
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.port = int(listener.getsockname()[1])
+        self._reserved = ReservedPort()
+        self.port = self._reserved.number
         config = self._dir / "pgbouncer.ini"
         (self._dir / "users").write_text(f'"{USER}" ""\n')
         config.write_text(
@@ -51,6 +52,7 @@ class PgBouncer:
         self._process.kill()  # what its signals mean differs from release to release
         self._process.wait(120)
         self._log.close()
+        self._reserved.close()
         shutil.rmtree(self._dir, ignore_errors=True)
 
     def _takes_connections(self) -> bool:

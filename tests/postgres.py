@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from tests.reserved_port import ReservedPort
 from tests.stopping import stop
 
 USER = "everstream"
@@ -47,7 +47,8 @@ class Postgres:
             shutil.chown(self._dir, "postgres", "postgres")
             self._as_user += ["--reuid=postgres", "--regid=postgres", "--clear-groups"]
         self._data = self._dir / "data"
-        self.port = _free_port()
+        self._reserved = ReservedPort()
+        self.port = self._reserved.number
         self._process: subprocess.Popen[bytes] | None = None
         self._num_databases = 0
         options = ["-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C"]
@@ -95,6 +96,7 @@ class Postgres:
         if self._process is not None:
             self.go_on()
             self.kill()
+        self._reserved.close()
         shutil.rmtree(self._dir, ignore_errors=True)
 
     def url(self, database: str = "postgres") -> str:
@@ -132,8 +134,3 @@ class Postgres:
     def _log(self) -> str:
         path = self._dir / "log"
         return path.read_text()[-2000:] if path.is_file() else ""
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])

@@ -36,6 +36,9 @@ class Network(Protocol):
     def host(self, replica: int) -> str:
         """The address that the replica listens on."""
 
+    def port(self, replica: int) -> int:
+        """The port that the replica listens on; 0: any that is reserved for it."""
+
     def within(self, replica: int) -> tuple[str, ...]:
         """The command that runs the replica where it is."""
 
@@ -120,6 +123,10 @@ class Namespaces:
     def host(self, replica: int) -> str:
         return self._links[replica]["clients"].far_address
 
+    def port(self, replica: int) -> int:
+        """In its namespace there is no other server."""
+        return 8000
+
     def within(self, replica: int) -> tuple[str, ...]:
         return (*IN_NETWORK, self._names[replica])
 
@@ -199,6 +206,9 @@ class Proxies:
     def host(self, replica: int) -> str:
         return LOCAL
 
+    def port(self, replica: int) -> int:
+        return 0
+
     def within(self, replica: int) -> tuple[str, ...]:
         return ()
 
@@ -243,6 +253,9 @@ class Direct:
 
     def host(self, replica: int) -> str:
         return LOCAL
+
+    def port(self, replica: int) -> int:
+        return 0
 
     def within(self, replica: int) -> tuple[str, ...]:
         return ()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.chaos.network import Network
-from tests.reliability.servers import EVERSTREAM, ServerProcess, free_port
+from tests.reliability.servers import EVERSTREAM, ServerProcess
 
 #: Ways in which a replica may end by itself: it was shut out, or it could not have its store.
 OWN_ENDS = {1, 2}
@@ -62,8 +62,8 @@ class Replica:
             *("--model", model, "--store", network.store_url(index, database)),
             *("--drain-timeout", "5"),
             environment=environment,
-            port=free_port(),
             host=network.host(index),
+            port=network.port(index),
             within=network.within(index),
             program=program,
         )

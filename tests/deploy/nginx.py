@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.deploy.manifests import DEPLOY
-from tests.reliability.servers import LOCAL, STUCK_S, free_port
+from tests.reliability.servers import LOCAL, STUCK_S
+from tests.reserved_port import ReservedPort
 
 CONFIGURATION = DEPLOY / "nginx" / "nginx.conf"
 #: Debian does not have it on the path of users other than root.
@@ -46,36 +47,36 @@ def nginx_before(folder: Path, *upstreams: int, **replaced: str) -> Iterator[Ngi
     Apart from them only ports and files differ from what the page has.
     """
     assert PROGRAM is not None
-    certificate, key = _certificate(folder)
-    port = free_port()
-    text = CONFIGURATION.read_text("utf-8")
-    for old, new in {
-        "listen 80;": f"listen {LOCAL}:{free_port()};",
-        "listen 443 ": f"listen {LOCAL}:{port} ",
-        "/etc/nginx/chat.example.pem": str(certificate),
-        "/etc/nginx/chat.example.key": str(key),
-        "/var/log/nginx/access.log": str(folder / "access.log"),
-        "127.0.0.1:8001": f"{LOCAL}:{upstreams[0]}",
-        "127.0.0.1:8002": f"{LOCAL}:{upstreams[-1]}",
-        "http {": f"http {{\n{_temporary(folder)}",
-    }.items():
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    for name, value in replaced.items():
-        text, num = re.subn(rf"(?m)^(\s*{name}) .*;$", rf"\1 {value};", text)
-        assert num == 1, name
-    file = folder / "nginx.conf"
-    file.write_text(text)
-    own = f"daemon off; pid {folder / 'pid'}; error_log {folder / 'error.log'};"
-    if os.geteuid() == 0:  # else its workers could not read the folder
-        own += " user root;"
-    process = subprocess.Popen([PROGRAM, "-e", "stderr", "-c", str(file), "-g", own])
-    try:
-        _wait_for(port, process)
-        yield Nginx(port, ssl.create_default_context(cafile=str(certificate)))
-    finally:
-        process.terminate()
-        process.wait(STUCK_S)
+    with ReservedPort() as http, ReservedPort() as https:
+        certificate, key = _certificate(folder)
+        text = CONFIGURATION.read_text("utf-8")
+        for old, new in {
+            "listen 80;": f"listen {LOCAL}:{http.number};",
+            "listen 443 ": f"listen {LOCAL}:{https.number} ",
+            "/etc/nginx/chat.example.pem": str(certificate),
+            "/etc/nginx/chat.example.key": str(key),
+            "/var/log/nginx/access.log": str(folder / "access.log"),
+            "127.0.0.1:8001": f"{LOCAL}:{upstreams[0]}",
+            "127.0.0.1:8002": f"{LOCAL}:{upstreams[-1]}",
+            "http {": f"http {{\n{_temporary(folder)}",
+        }.items():
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        for name, value in replaced.items():
+            text, num = re.subn(rf"(?m)^(\s*{name}) .*;$", rf"\1 {value};", text)
+            assert num == 1, name
+        file = folder / "nginx.conf"
+        file.write_text(text)
+        own = f"daemon off; pid {folder / 'pid'}; error_log {folder / 'error.log'};"
+        if os.geteuid() == 0:  # else its workers could not read the folder
+            own += " user root;"
+        process = subprocess.Popen([PROGRAM, "-e", "stderr", "-c", str(file), "-g", own])
+        try:
+            _wait_for(https.number, process)
+            yield Nginx(https.number, ssl.create_default_context(cafile=str(certificate)))
+        finally:
+            process.terminate()
+            process.wait(STUCK_S)
 
 
 def _temporary(folder: Path) -> str:

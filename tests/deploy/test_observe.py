@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import pytest
 import yaml
 
 from tests.reliability.servers import LOCAL, STUCK_S, ServerProcess
+from tests.reserved_port import ReservedPort
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 PROMETHEUS = DEPLOY / "prometheus"
@@ -117,22 +117,22 @@ def prometheus(folder: Path, server_port: int) -> Iterator[str]:
     config["scrape_configs"][0]["static_configs"] = [{"targets": [f"{LOCAL}:{server_port}"]}]
     shutil.copy(PROMETHEUS / "alerts.yml", folder)
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config), "utf-8")
-    with socket.create_server((LOCAL, 0)) as free:
-        port = free.getsockname()[1]
-    command = [
-        "prometheus",
-        f"--config.file={folder / 'prometheus.yml'}",
-        f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address={LOCAL}:{port}",
-        "--log.level=error",
-    ]
-    process = subprocess.Popen(command)
-    try:
-        wait_ready(f"http://{LOCAL}:{port}", process)
-        yield f"http://{LOCAL}:{port}"
-    finally:
-        process.terminate()
-        process.wait()
+    with ReservedPort() as port:
+        address = f"{LOCAL}:{port.number}"
+        command = [
+            "prometheus",
+            f"--config.file={folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={folder / 'data'}",
+            f"--web.listen-address={address}",
+            "--log.level=error",
+        ]
+        process = subprocess.Popen(command)
+        try:
+            wait_ready(f"http://{address}", process)
+            yield f"http://{address}"
+        finally:
+            process.terminate()
+            process.wait()
 
 
 def wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:

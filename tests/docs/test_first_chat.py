@@ -19,7 +19,7 @@ from tests.docs.pages import page
 from tests.docs.serving import serving
 from tests.docs.test_shell import ADDRESS, SHELL
 from tests.hub_server import Repository, hub_server
-from tests.reliability.servers import free_port
+from tests.reserved_port import ReservedPort
 from tests.rwkv7 import SHAPES, published, write_pth
 
 pytestmark = pytest.mark.process
@@ -39,8 +39,15 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
         yield {**os.environ, **hub.environment(folder / "home")}
 
 
+@pytest.fixture
+def port() -> Iterator[int]:
+    """For the server and its successor."""
+    with ReservedPort() as reserved:
+        yield reserved.number
+
+
 def test_commands_lead_to_a_response_that_continues_after_a_kill(
-    environment: dict[str, str], tmp_path: Path
+    environment: dict[str, str], port: int, tmp_path: Path
 ) -> None:
     def shell(block: str) -> str:
         done = subprocess.run(
@@ -53,7 +60,6 @@ def test_commands_lead_to_a_response_that_continues_after_a_kill(
         )
         return done.stdout
 
-    port = free_port()
     serve = [*EVERSTREAM, *shlex.split(SERVE)[1:], "--port", str(port), "--threads", "1"]
     for line in PULL.splitlines():
         words = [*EVERSTREAM, *shlex.split(line)[1:]]

@@ -8,7 +8,6 @@ import os
 import re
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from websockets.asyncio.client import connect
 
 from tests.forking import Forked
+from tests.reserved_port import ReservedPort
 from tests.stopping import stop
 
 ROOT = Path(__file__).parent.parent.parent
@@ -43,9 +43,10 @@ class ServerProcess:
     """``everstream serve FLAGS`` while the ``with`` block runs; `restart` keeps flags and port.
 
     ``program`` `FAKE` is the same server over the fake engine. ``environment`` is
-    added to this process's own. With ``host`` it listens elsewhere, and ``within`` is
-    a command that runs it there, such as ``ip netns exec NAME``. Blocking: from a
-    coroutine use `asyncio.to_thread` where the wait matters.
+    added to this process's own. Its port is reserved until `close`. With ``host`` and
+    ``port`` it listens elsewhere, and ``within`` is a command that runs it there, such as
+    ``ip netns exec NAME``. Blocking: from a coroutine use `asyncio.to_thread` where the
+    wait matters.
     """
 
     def __init__(
@@ -57,13 +58,14 @@ class ServerProcess:
         host: str = LOCAL,
         within: tuple[str, ...] = (),
     ) -> None:
-        self.port = port
         self._host, self._within = host, within
         self._flags = [str(flag) for flag in flags]
         if host != LOCAL:
             self._flags += ["--host", host]
         self._program = program
         self._environment = {**os.environ, **(environment or {})}
+        self._reserved = None if port else ReservedPort()
+        self.port = port if self._reserved is None else self._reserved.number
         self._network = within[-1] if within[:-1] == IN_NETWORK else None
         # Other variables may be read while modules are imported.
         self._forks = (
@@ -80,7 +82,7 @@ class ServerProcess:
         try:
             self.start()
         except BaseException:
-            self._log.close()
+            self.close()
             raise
         return self
 
@@ -145,9 +147,11 @@ class ServerProcess:
             self._forget()
 
     def close(self) -> None:
-        """Kills it, if it runs, and forgets its log."""
+        """Kills it, if it runs, and forgets its log and its port."""
         self.kill()
         self._log.close()
+        if self._reserved is not None:
+            self._reserved.close()
 
     def stop(self) -> int:
         """SIGTERM; returns the exit code. Kills the process if it does not end."""
@@ -267,12 +271,6 @@ def socket_to(url: str, **options: Any) -> connect:
     """
     patient = {"open_timeout": STUCK_S, "ping_interval": None}
     return connect(url, **{"compression": None, "max_queue": None, **patient, **options})
-
-
-def free_port() -> int:
-    """A port that was free just now."""
-    with socket.create_server((LOCAL, 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 async def eventually(condition: Callable[[], bool], within_s: float = STUCK_S) -> None:

@@ -54,6 +54,20 @@ def test_proxy_that_never_starts_is_an_error_of_ray(monkeypatch: pytest.MonkeyPa
     assert limits == [cluster.PROXY_START_S] * 2
 
 
+def test_port_0_is_replaced_by_a_free_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve would take it for a port."""
+    ports: list[int] = []
+
+    def start(http_options: dict[str, int], **_: object) -> None:
+        ports.append(http_options["port"])
+        raise TimeoutError
+
+    monkeypatch.setattr(serve, "start", start)
+    with pytest.raises(cluster.RayError):
+        cluster._serve_until(NeverStopped(), ServerConfig.load({}, store="memory", port=0), print)
+    assert ports[0] > 0
+
+
 class _Handle:
     """A handle of an actor, any method of which may be called remotely."""
 
