@@ -60,9 +60,16 @@ class Cluster:
         postgres.psql(f"ALTER DATABASE {kept} ALLOW_CONNECTIONS true")
 
     async def all_up(self) -> None:
-        """Returns when each replica has taken work once. Raises `TimeoutError`."""
-        async with asyncio.timeout(START_S):
-            await asyncio.gather(*(replica.up() for replica in self.replicas))
+        """Returns when each replica has taken work once.
+
+        Raises `TimeoutError` with what is known of those that are not up.
+        """
+        try:
+            async with asyncio.timeout(START_S):
+                await asyncio.gather(*(replica.up() for replica in self.replicas))
+        except TimeoutError:
+            reports = [replica.report() for replica in self.replicas if not replica.is_up]
+            raise TimeoutError("\n".join([f"not up after {START_S:g} s", *reports])) from None
 
     def urls(self) -> list[str]:
         return [f"http://{replica.url}" for replica in self.replicas]

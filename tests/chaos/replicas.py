@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.chaos.network import Network
-from tests.reliability.servers import EVERSTREAM, ServerProcess
+from tests.reliability.servers import EVERSTREAM, POLL_S, ServerProcess
 
 #: Ways in which a replica may end by itself: it was shut out, or it could not have its store.
 OWN_ENDS = {1, 2}
+MAX_LOG_CHARS = 2000
 
 
 @dataclass(frozen=True)
@@ -87,20 +88,25 @@ class Replica:
             self.is_up = False
             self.process.close()
 
+    def report(self) -> str:
+        """How often it was started, how it ended, and the end of its log."""
+        codes = [one.code for one in self.exits]
+        log = self.process.log()[-MAX_LOG_CHARS:]
+        return f"{self.name}: {self.num_starts} starts, ended with {codes}, its log:\n{log}"
+
     async def _live(self) -> None:
         """From a start to an end."""
         self.num_starts += 1
         self.process.launch()
-        # It may be killed, or give up, while it starts.
-        ready = asyncio.create_task(self._wait_ready())
         try:
-            code = await self.process.ended()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._wait_ready())
+                code = await self.process.ended()
+                self.is_up = False
+                self._up.clear()
+                at_s = time.monotonic()
         finally:
-            self.is_up = False
-            self._up.clear()
-            at_s = time.monotonic()
             self.process.kill()
-            await asyncio.gather(ready, return_exceptions=True)
         self.exits.append(Exit(self.incarnation, code, at_s, self._is_meant(code)))
         async with self._ended:
             self._ended.notify_all()
@@ -109,10 +115,20 @@ class Replica:
         return self.num_starts in self._meant and self._meant[self.num_starts] in (None, code)
 
     async def _wait_ready(self) -> None:
-        await asyncio.to_thread(self.process.wait_ready)
-        self.url = await self._network.address(self.index, self.process.port)
-        self.is_up = True
-        self._up.set()
+        """Returns when it takes work, or has ended: it may be killed, or give up, while it starts.
+
+        Until then it may say for a while that it takes none, as where its store does not answer.
+        """
+        if not await asyncio.to_thread(self.process.wait_listening):
+            return
+        while not await asyncio.to_thread(self.process.takes_work):
+            if self.process.has_ended:
+                return
+            await asyncio.sleep(POLL_S)
+        url = await self._network.address(self.index, self.process.port)
+        if not self.process.has_ended:
+            self.url, self.is_up = url, True
+            self._up.set()
 
     # Faults
 

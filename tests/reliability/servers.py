@@ -28,6 +28,9 @@ ROOT = Path(__file__).parent.parent.parent
 LOCAL = "127.0.0.1"
 #: After so long a server is stuck. A busy machine may take many seconds for anything.
 STUCK_S = 120.0
+#: After so long without an answer `/ready` is asked once more: a cut wire may have lost it.
+READY_TIMEOUT_S = 10.0
+POLL_S = 0.02
 
 EVERSTREAM = ("server.cli.main", "serve", "--host", LOCAL)
 #: The same with drafts that always pay.
@@ -117,15 +120,27 @@ class ServerProcess:
             command, cwd=ROOT, env=self._environment, stdout=subprocess.PIPE, stderr=self._log
         )
 
+    def wait_listening(self) -> bool:
+        """Returns when its socket listens, or with False when it has closed its output, to end."""
+        stdout = self._running.stdout
+        assert stdout is not None
+        for line in stdout:
+            if found := re.search(rb"^port (\d+)$|http://\S+?:(\d+)/v1/completions", line):
+                self.port = int(found[1] or found[2])
+                return True
+        return False
+
     def wait_ready(self) -> None:
-        """Returns when the server takes work. Raises `AssertionError` with its log if it ends."""
-        self.port = self._read_port()
-        # The socket listens before the port is printed, so one patient request is enough.
-        try:
-            status, body = self.get("/ready")
-        except OSError as error:
-            raise AssertionError(f"the server did not start:\n{self.log()}") from error
-        assert status == 200, body
+        """Returns when the server takes work.
+
+        Raises `AssertionError` with its log if it ends, or takes none after `STUCK_S`.
+        """
+        assert self.wait_listening(), f"the server did not start:\n{self.log()}"
+        deadline_s = time.monotonic() + STUCK_S
+        while not self.takes_work():
+            assert not self.has_ended, f"the server did not start:\n{self.log()}"
+            assert time.monotonic() < deadline_s, f"the server takes no work:\n{self.log()}"
+            time.sleep(POLL_S)
 
     async def ended(self) -> int | None:
         """Returns when the process has ended, by itself or not; None where it is not known how."""
@@ -192,6 +207,18 @@ class ServerProcess:
         return self._process is not None
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the process that was started has ended."""
+        return self._running.poll() is not None
+
+    def takes_work(self) -> bool:
+        """Whether it runs and answers `/ready` with 200."""
+        try:
+            return self.runs and self.get("/ready", READY_TIMEOUT_S)[0] == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+    @property
     def pid(self) -> int:
         return self._running.pid
 
@@ -249,14 +276,6 @@ class ServerProcess:
         assert self._process is not None, "does not run"
         return self._process
 
-    def _read_port(self) -> int:
-        stdout = self._running.stdout
-        assert stdout is not None
-        for line in stdout:
-            if found := re.search(rb"^port (\d+)$|http://\S+?:(\d+)/v1/completions", line):
-                return int(found[1] or found[2])
-        raise AssertionError(f"the server did not start:\n{self.log()}")
-
     def _forget(self) -> None:
         process, self._process = self._running, None
         process.wait()
@@ -282,4 +301,4 @@ async def eventually(condition: Callable[[], bool], within_s: float = STUCK_S) -
     while not await asyncio.to_thread(condition):
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"not so within {within_s:g} s")
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(POLL_S)

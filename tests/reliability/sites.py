@@ -181,14 +181,7 @@ async def run_spread(site: Site, streams: Sequence[KeptStream]) -> None:
 
 async def all_ready(site: Site) -> None:
     """Returns when each server takes work. Raises `TimeoutError`."""
-    await eventually(lambda: all(is_ready(server) for server in site.servers))
-
-
-def is_ready(server: ServerProcess) -> bool:
-    try:
-        return server.runs and server.get("/ready")[0] == 200
-    except OSError:
-        return False
+    await eventually(lambda: all(server.takes_work() for server in site.servers))
 
 
 # A server that is stopped at a chosen moment

@@ -183,7 +183,7 @@ async def test_volume_that_others_fill_can_be_emptied(tmp_path: Path) -> None:
         await asyncio.to_thread(fill, inside(server.pid, store))
         server.kill()
         server.launch()
-        server.port = server._read_port()
+        server.wait_listening()
         reserve = inside(server.pid, store) / "reserve"
         async with client_of(server.url) as client:
             await check_deletes_alone(client, sessions[1])
