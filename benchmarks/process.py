@@ -100,8 +100,9 @@ class Process:
 
     def log(self) -> str:
         """What the process wrote to stderr so far."""
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace")
+        # Not by `read`: the offset is the one at which the process writes.
+        written = os.pread(self._log.fileno(), os.fstat(self._log.fileno()).st_size, 0)
+        return written.decode(errors="replace")
 
 
 class ServerProcess(Process):

@@ -232,8 +232,9 @@ class ServerProcess:
 
     def log(self) -> str:
         """What it and its predecessors wrote to stderr."""
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace")
+        # Not by `read`: the offset is the one at which the process writes.
+        written = os.pread(self._log.fileno(), os.fstat(self._log.fileno()).st_size, 0)
+        return written.decode(errors="replace")
 
     def resident_bytes(self) -> int:
         """Resident memory, exactly: `statm` counts in batches per CPU."""
