@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from tests.stopping import stop
 USER = "everstream"
 #: Tests that are killed leave no server behind.
 DIES_WITH_US = ("setpriv", "--pdeathsig=INT")
+#: After so long it is stuck.
+STUCK_S = 120.0
 
 
 def binaries() -> Path | None:
@@ -61,25 +64,28 @@ class Postgres:
             )
 
     def start(self) -> None:
-        """Returns when it takes connections."""
+        """Returns when it takes connections. Raises `RuntimeError` with its log if it ends."""
         log = (self._dir / "log").open("ab")
         command = [*self._as_user, self._bin / "postgres", "-D", self._data]
         self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._dir)
         log.close()
-        self._run("pg_isready", "-h", "127.0.0.1", "-p", str(self.port), "-t", "1", num_tries=2000)
+        until_s = time.monotonic() + STUCK_S
+        while not self._takes_connections():
+            if self._process.poll() is not None or time.monotonic() > until_s:
+                raise RuntimeError(f"PostgreSQL did not start:\n{self._log()}")
 
     def stop(self) -> None:
         """Ends it at once, as an administrator would who is in a hurry; its data stay."""
         if self._process is not None:
             self._process.send_signal(signal.SIGINT)
-            self._process.wait(120)
+            self._process.wait(STUCK_S)
             self._process = None
 
     def kill(self) -> None:
         """Ends it as a crash would."""
         assert self._process is not None
         self._process.send_signal(signal.SIGQUIT)
-        self._process.wait(120)
+        self._process.wait(STUCK_S)
         self._process = None
 
     def pause(self) -> None:
@@ -121,15 +127,21 @@ class Postgres:
         children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
         return [parent, *map(int, children)]
 
-    def _run(self, program: str, *arguments: object, num_tries: int = 1) -> str:
+    def _takes_connections(self) -> bool:
+        options = ["-h", "127.0.0.1", "-p", self.port, "-t", "1"]
+        return self._done("pg_isready", *options).returncode == 0
+
+    def _run(self, program: str, *arguments: object) -> str:
+        done = self._done(program, *arguments)
+        if done.returncode:
+            raise RuntimeError(f"{program}: {done.stdout}{done.stderr}\n{self._log()}")
+        return done.stdout
+
+    def _done(self, program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
         command = [str(part) for part in (*self._as_user, self._bin / program, *arguments)]
-        for _ in range(num_tries):
-            done = subprocess.run(
-                command, cwd=self._dir, capture_output=True, text=True, check=False, timeout=120
-            )
-            if done.returncode == 0:
-                return done.stdout
-        raise RuntimeError(f"{program}: {done.stdout}{done.stderr}\n{self._log()}")
+        return subprocess.run(
+            command, cwd=self._dir, capture_output=True, text=True, check=False, timeout=STUCK_S
+        )
 
     def _log(self) -> str:
         path = self._dir / "log"
