@@ -19,8 +19,8 @@ LENGTHS = (512, 2048, 8192, 16384)
 MISSING = "-"
 
 
-def drift_tables() -> dict[str, str]:
-    """Of streams.md: errors by the length of the stream, and by the format of the sums."""
+def drift_table() -> str:
+    """Of measurements.md: errors by the length of the stream."""
     result = _read("drift")
     rwkv7 = _read("drift_rwkv7")
     rows = [
@@ -30,15 +30,17 @@ def drift_tables() -> dict[str, str]:
     ]
     rows.append(_drift_row("rwkv7", rwkv7["growth"]["rwkv7"], {}))
     head = ["mechanism", "chunks, 1e3", "1e4", "1e5", "1e6", "steps, 1e4", "move after 1e8"]
-    stored = result["elu_stored_in"]
+    return markdown([*head, "the same, float32"], rows)
+
+
+def drift_tables() -> dict[str, str]:
+    """Of streams.md: errors by the format of the sums."""
+    stored = _read("drift")["elu_stored_in"]
     narrow = [
         [f"{int(stop):,}", *(_scientific(errors[stop]) for errors in stored.values())]
         for stop in stored["float32"]
     ]
-    return {
-        "drift": markdown([*head, "the same, float32"], rows),
-        "narrow sums": markdown(["tokens", "float64 (as it is)", *list(stored)[1:]], narrow),
-    }
+    return {"narrow sums": markdown(["tokens", "float64 (as it is)", *list(stored)[1:]], narrow)}
 
 
 def _drift_row(name: str, growth: dict[str, Any], move: dict[str, float]) -> list[str]:
@@ -48,8 +50,12 @@ def _drift_row(name: str, growth: dict[str, Any], move: dict[str, float]) -> lis
 
 
 def kernel_tables() -> dict[str, str]:
-    """Of docs/contribute/measurements.md: the error of random features, and time by length."""
-    return {"kernel error": kernel_error_table(), "length": length_table()}
+    """Of docs/contribute/measurements.md: errors of features and streams, time by length."""
+    return {
+        "kernel error": kernel_error_table(),
+        "length": length_table(),
+        "drift": drift_table(),
+    }
 
 
 def kernel_error_table() -> str:

@@ -59,17 +59,17 @@ def best(rows: Iterable[Figures], names: Sequence[str], threads: int) -> Best | 
     return max(found, key=lambda one: one.rate, default=None)
 
 
-def best_table(rows: Sequence[Figures], mode: str) -> str:
+def best_table(rows: Sequence[Figures], mode: str, threads: int) -> str:
     """Our best type of weights and the best of each peer, at an empty context."""
     empty, body = where(rows, mode=mode, context=0), []
-    for size, threads, streams in points_of(empty, "size", "threads", "streams"):
+    for size, streams in points_of(empty, "size", "streams"):
         here = where(empty, size=size, streams=streams)
         ours, peers = best(here, OURS, threads), best(here, PEERS, threads)
         assert ours is not None and peers is not None, (size, threads, streams)
         cells = [_best_cell(best(here, (name,), threads), threads) for name in PEERS]
         ratio = f"**{ours.rate / peers.rate:.2f}**"
-        body.append([size, str(threads), str(streams), _best_cell(ours, threads), *cells, ratio])
-    head = ["size", "max threads", "streams", "ours", *(TITLES[name] for name in PEERS)]
+        body.append([size, str(streams), _best_cell(ours, threads), *cells, ratio])
+    head = ["size", "streams", "ours", *(TITLES[name] for name in PEERS)]
     return markdown([*head, "ours / best peer"], body)
 
 
@@ -239,8 +239,8 @@ def tables() -> dict[str, str]:
     """Those of docs/background/speed.md."""
     rows = read("decode")["rows"]
     return {
-        "decoding": best_table(rows, "decode"),
-        "prefill": best_table(rows, "prefill"),
+        "decoding": best_table(rows, "decode", 2),
+        "prefill": best_table(rows, "prefill", 2),
         "serve": serve_summary(read("serve")),
         "first_token": first_token_table(read("server_cost")),
         "prompts": prompts_summary(read("sessions_prompts")),
@@ -253,6 +253,8 @@ def full_tables() -> dict[str, str]:
     """Those of docs/contribute/measurements.md."""
     rows = read("decode")["rows"]
     return {
+        "decoding": best_table(rows, "decode", 1),
+        "prefill": best_table(rows, "prefill", 1),
         "contexts": context_table(rows, 1, ("S1", "S2")),
         "contexts on two threads": context_table(rows, 2, ("S1", "S2")),
         "roofline": roofline_table(rows),
