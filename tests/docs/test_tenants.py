@@ -1,9 +1,10 @@
-"""docs/operate/tenants.md has every route that needs a scope, under each scope that opens it."""
+"""docs/operate/tenants.md has every limit, and every route under each scope that opens it."""
 
 from __future__ import annotations
 
 import re
 
+from server.api.auth.keys_file import Limits
 from server.api.auth.scopes import ALL_SCOPES, ROUTES
 from tests.docs.pages import names, page, rows, section
 
@@ -25,3 +26,8 @@ def test_table_has_every_route_under_its_scopes() -> None:
     for route, scopes in ROUTES.items():
         named = {scope for scope, text in OPENS.items() if is_named(route, text)}
         assert scopes <= named, route
+
+
+def test_table_has_every_limit() -> None:
+    table = [names(row[0])[0] for row in rows(section(page("tenants.md"), "Limits"))]
+    assert table == list(Limits.model_fields)
