@@ -96,16 +96,6 @@ def comparison_cells() -> list[str]:
     ]
 
 
-def state_table(sizes: Sequence[Figures]) -> str:
-    """What a session takes."""
-    body = []
-    for row in sizes:
-        state = row["state_bytes"]
-        cells = [row["size"], f"{row['parameters'] / 1e6:,.0f} M", f"{state / 1e6:.2f} MB"]
-        body.append([*cells, f"{2**30 // state:,}"])
-    return markdown(["model", "parameters", "state of a session", "sessions per GiB"], body)
-
-
 def loading_table(sizes: Sequence[Figures]) -> str:
     """How long a server takes to start, and its memory."""
     body = []
@@ -274,10 +264,9 @@ def size_tables() -> dict[str, str]:
 
 def tables() -> dict[str, str]:
     """Those of docs/models/rwkv7.md."""
-    speed, sizes = read_result(RESULT), read_result(SIZES)["sizes"]
+    speed = read_result(RESULT)
     return {
         "speed": summary_table(speed["rows"]),
-        "states": state_table(sizes),
         "restore": restore_table(read_result(RESTORE)["lengths"]),
     }
 
