@@ -31,6 +31,7 @@ import numpy.typing as npt
 from model.architectures import config_from_dict
 from model.architectures.chat import chat_of, plain_chat
 from model.architectures.config import Config
+from model.architectures.quantization import calibration_of
 from model.chat.template import ChatTemplate, checked_template, read_chat_template
 from model.checkpoint_files import CONFIG, GGUF_SUFFIX, NO_LORA, Lora, config_file, is_readable
 from model.files import ConfigError, errors_in, open_file
@@ -68,6 +69,7 @@ class Checkpoint:
     ``digest`` is SHA-256 in hex over the three files. ``chat_template`` is the
     checkpoint's own, its family's, or the plain one. ``tuned_state`` is a block of state that
     is merged into the weights' file, [num_bytes] uint8, for sessions to begin with.
+    ``calibration`` names the text that int4 weights were rounded with, where there was one.
     """
 
     config: Config
@@ -76,6 +78,7 @@ class Checkpoint:
     digest: str
     chat_template: ChatTemplate = field(default_factory=ChatTemplate)
     tuned_state: npt.NDArray[np.uint8] | None = None
+    calibration: str | None = None
 
     @cached_property
     def model(self) -> Network:
@@ -240,7 +243,7 @@ def _inside(file: GgufFile, config: Config, path: Path) -> Tokenizer | None:
 
 def _load_folder(folder: Path, tokenizer_file: Path) -> Checkpoint:
     tokenizer = Tokenizer.load(tokenizer_file)
-    config, weights = _read(folder, tokenizer)
+    config, weights, calibration = _read(folder, tokenizer)
     if tokenizer.vocab_size > config.vocab_size:
         raise CheckpointError(
             f"{tokenizer.file_name} has {tokenizer.vocab_size} ids,"
@@ -249,17 +252,19 @@ def _load_folder(folder: Path, tokenizer_file: Path) -> Checkpoint:
     check_weights(config, weights)
     template = chat_of(config, tokenizer, read_chat_template(folder))
     files = [config_file(folder), *weight_files(folder), tokenizer_file]
-    return Checkpoint(config, weights, tokenizer, _digest(files), template)
+    digest = _digest(files)
+    return Checkpoint(config, weights, tokenizer, digest, template, calibration=calibration)
 
 
-def _read(folder: Path, tokenizer: Tokenizer) -> tuple[Config, Weights]:
-    """Config and weights, by our names for folders of any project."""
+def _read(folder: Path, tokenizer: Tokenizer) -> tuple[Config, Weights, str | None]:
+    """Config and weights, by our names for folders of any project, and the calibration's text."""
     from model import foreign  # most checkpoints are not
 
     values = foreign.read_config(folder)
     if not foreign.is_foreign(values.get("model_type")):
-        return config_from_dict(values), read_weights(folder)
-    return foreign.read(values, read_weights(folder), tokenizer.vocab_size, tokenizer.eos_token_id)
+        return config_from_dict(values), read_weights(folder), calibration_of(values)
+    ids = tokenizer.vocab_size, tokenizer.eos_token_id
+    return *foreign.read(values, read_weights(folder), *ids), None
 
 
 def _digest(files: Sequence[Path]) -> str:

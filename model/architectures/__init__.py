@@ -22,6 +22,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from model.architectures import quantization
 from model.architectures.config import Config
 from model.files import ConfigError
 
@@ -101,7 +102,12 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def config_from_dict(values: dict[str, Any]) -> Config:
-    """The config in a ``config.json`` of ours; raises `ConfigError` for any other."""
+    """The config in a ``config.json`` of ours; raises `ConfigError` for any other.
+
+    What it says of its weights (`model.architectures.quantization`) is checked and left out.
+    """
+    quantization.calibration_of(values)
+    values = {name: value for name, value in values.items() if name != quantization.KEY}
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         known = " or ".join(map(repr, ARCHITECTURES))

@@ -36,11 +36,11 @@ except ImportError as error:
 DTYPES = ("float32", "bfloat16", "int8", "int4")
 #: Those that torch has no products of.
 NATIVE_DTYPES = ("int8", "int4")
-#: What GGUF calls the blocks that are int4 here, number by number, and what a runtime of int4 holds
+#: What folders and GGUF call what is int4 here, number by number, and what a runtime of int4 holds
 #: as it is in the file, by what the extension module calls it.
-INT4_KIND, HELD_KINDS = "Q4_0", {"Q4_K": "q4_k"}
+INT4_KINDS, HELD_KINDS = ("int4", "Q4_0"), {"Q4_K": "q4_k"}
 #: Files mostly of these are served as they are by a runtime of int4.
-INT4_FILES = (INT4_KIND, *HELD_KINDS)
+INT4_FILES = (*INT4_KINDS, *HELD_KINDS)
 #: What a runtime of int4 holds in int8; see the notebook.
 INT8_TABLES = ("embedding.weight", "position_embedding.weight", "head.weight")
 #: In the place of a token: the logits were not finite.
@@ -72,7 +72,8 @@ class Runtime:
     ``weights`` are float32 by their names in a checkpoint, and not kept.
     ``num_ids`` is how many ids may be drawn, where the model's vocabulary is
     padded beyond the tokenizer's. ``progress`` is called while weights are read, with how many
-    numbers have been. ``held`` is the dtype, and the kinds of blocks that are as in their file.
+    numbers have been. ``held`` is the dtype, and the kinds of blocks that are as in their file;
+    ``int4_names`` are the matrices that int4 rounds.
     Raises `NativeError` for what it does not cover.
     """
 
@@ -127,6 +128,7 @@ class Runtime:
         except ValueError as error:
             raise NativeError(str(error)) from error
         self.held = "+".join([dtype, *sorted(source.kinds)])
+        self.int4_names = tuple(source.int4_names)
 
     @property
     def level(self) -> str:
@@ -281,7 +283,8 @@ class Runtime:
 class _Source:
     """A checkpoint's tensors as the extension module reads them, rows at a time.
 
-    ``shapes`` are those that the config lists, ``kinds`` the `HELD_KINDS` that were read.
+    ``shapes`` are those that the config lists, ``kinds`` the `HELD_KINDS` that were read,
+    ``int4_names`` the matrices that are held in int4.
     """
 
     def __init__(
@@ -293,6 +296,7 @@ class _Source:
         self._shapes = shapes
         self._weights, self._progress, self._num_read = weights, progress, 0
         self.kinds: set[str] = set()
+        self.int4_names: dict[str, None] = {}
 
     def has(self, name: str) -> bool:
         return name in self._shapes
@@ -314,8 +318,11 @@ class _Source:
         weights = self._weights
         if isinstance(weights, StoredWeights) and weights.stored_dtype in INT4_FILES:
             held = HELD_KINDS.get(weights.block_kind(name) or "")
-            return held or ("int4" if weights.dtype_of(name) == INT4_KIND else "int8")
-        return "int8" if name in INT8_TABLES else "int4"
+            return held or ("int4" if weights.dtype_of(name) in INT4_KINDS else "int8")
+        if name in INT8_TABLES:
+            return "int8"
+        self.int4_names[name] = None
+        return "int4"
 
     def blocks(self, name: str, begin: int, end: int) -> npt.NDArray[np.uint8]:
         """Rows of a matrix that is held as one of `HELD_KINDS`, in the blocks of its file."""

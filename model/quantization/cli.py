@@ -25,15 +25,25 @@ def quantize_command(
     ],
     out: Annotated[Path, typer.Argument(help="Folder to write; existing files are replaced.")],
     dtype: Annotated[
-        Literal["int8", "bfloat16"], typer.Option(help="Type of the stored weights.")
+        Literal["int8", "int4", "bfloat16"], typer.Option(help="Type of the stored weights.")
     ] = "int8",
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            help="UTF-8 text for whose inputs int4 is rounded; without, to the nearest.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
     evaluate: Annotated[
         Path | None,
         typer.Option(
             help="UTF-8 text on which to measure bits per byte of each precision.", exists=True
         ),
     ] = None,
-    threads: Annotated[int, typer.Option(help="Number of threads of the evaluation.", min=1)] = 1,
+    threads: Annotated[
+        int, typer.Option(help="Number of threads of calibration and evaluation.", min=1)
+    ] = 1,
     lora: LoraFiles = None,
     lora_alpha: LoraAlpha = None,
 ) -> None:
@@ -44,8 +54,11 @@ def quantize_command(
     from model.checkpoint import load_checkpoint, locate
     from model.evaluation import DataError
     from model.native.runtime import NativeError
+    from model.quantization.int4 import save_int4
     from model.quantization.quantize import save_quantized
 
+    if calibration is not None and dtype != "int4":
+        raise typer.BadParameter("is for --dtype int4", param_hint="--calibration")
     changes = lora_of(lora, lora_alpha)
     with errors_as_lines(DataError, NativeError):
         folder = locate(model)
@@ -54,10 +67,14 @@ def quantize_command(
         checkpoint = load_checkpoint(folder, lora=changes)
         if checkpoint.tuned_state is not None:
             typer.echo("everstream: the model's tuned state is left out", err=True)
-        save_quantized(out, checkpoint, dtype)
+        if dtype == "int4":
+            save_int4(out, checkpoint, calibration, threads)
+        else:
+            save_quantized(out, checkpoint, dtype)
         typer.echo(f"{out}: {_num_bytes(out):,} bytes of weights, before {_num_bytes(folder):,}")
         if evaluate is not None:
-            _compare(checkpoint, evaluate, threads)
+            calibrated = load_checkpoint(out) if calibration else None
+            _compare(checkpoint, calibrated, evaluate, threads)
 
 
 def _num_bytes(folder: Path) -> int:
@@ -67,20 +84,27 @@ def _num_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in weight_files(folder))
 
 
-def _compare(checkpoint: Checkpoint, path: Path, threads: int) -> None:
-    """Prints a line of JSON per precision; ``loss`` is relative to float32."""
+def _compare(
+    checkpoint: Checkpoint, calibrated: Checkpoint | None, path: Path, threads: int
+) -> None:
+    """Prints a line of JSON per precision, of int4 also one of the ``calibrated`` weights.
+
+    ``loss`` is relative to float32.
+    """
     from model.native.runtime import DTYPES, Runtime
     from model.quantization.evaluate import evaluate
 
     exact: float | None = None
-    for dtype in DTYPES:
-        runtime = Runtime(checkpoint.config, checkpoint.weights, dtype, threads)
+    rows = [(checkpoint, dtype) for dtype in DTYPES]
+    for model, dtype in [*rows, *([(calibrated, "int4")] if calibrated else [])]:
+        runtime = Runtime(model.config, model.weights, dtype, threads)
         result = evaluate(runtime, checkpoint.tokenizer, path).bits_per_byte
         exact = result if exact is None else exact
         values = {
             "data": path.name,
             "mode": "windows",
             "dtype": dtype,
+            **({"calibration": model.calibration} if model is calibrated else {}),
             "bits_per_byte": round(result, 4),
             "loss": round(result - exact, 4),
         }

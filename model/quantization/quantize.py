@@ -10,7 +10,7 @@ int8, so that it packs such a checkpoint to the very same numbers.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from model.checkpoint import Checkpoint, save_tokenizer
 from model.checkpoint_files import CONFIG
+from model.native.runtime import INT8_TABLES
 from model.weights import SCALE, WEIGHTS, CheckpointError
 
 Dtype = Literal["int8", "bfloat16"]
@@ -30,13 +31,13 @@ _MATRICES = (
     *(".attention.qkv.weight", ".attention.gate.weight", ".attention.out.weight"),
     *(".mlp.up.weight", ".mlp.down.weight"),
 )
-_TABLES = ("embedding.weight", "position_embedding.weight", "head.weight")
-_NAMES = {"float32": "F32", "int8": "I8", "uint16": "BF16"}  # bfloat16 is kept as its bits
+#: Dtypes of a file by those of numpy: bfloat16 is kept as its bits, int4 as pairs of codes.
+_NAMES = {"float32": "F32", "float16": "F16", "int8": "I8", "uint8": "U8", "uint16": "BF16"}
 
 
 def becomes_int8(name: str) -> bool:
     """Whether a weight of this name becomes int8; the small ones do not."""
-    return name in _TABLES or name.endswith(_MATRICES)
+    return name in INT8_TABLES or name.endswith(_MATRICES)
 
 
 def quantize_rows(matrix: Float) -> tuple[npt.NDArray[np.int8], Float]:
@@ -60,27 +61,41 @@ def save_quantized(folder: Path, checkpoint: Checkpoint, dtype: Dtype) -> None:
     exactly as bfloat16, else as float32. Raises `CheckpointError` for a weight
     that is not finite. ``folder`` must not be the one that is read.
     """
-    tensors = dict(_tensors(checkpoint, dtype))
+    save_tensors(folder, checkpoint, dict(_tensors(checkpoint, dtype)))
+
+
+def save_tensors(folder: Path, checkpoint: Checkpoint, tensors: Mapping[str, Array]) -> None:
+    """Writes the three files with these ``tensors``, of dtypes that the format has."""
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint.config.save(folder / CONFIG)
     save_tokenizer(folder, checkpoint.tokenizer)
     _write(folder / WEIGHTS, tensors)
 
 
+def finite(checkpoint: Checkpoint, name: str) -> Float:
+    """A weight as float32. Raises `CheckpointError` where it is not finite."""
+    weight = np.asarray(checkpoint.weights[name], np.float32, order="C")
+    if not np.isfinite(weight).all():
+        raise CheckpointError(f"{name} is not finite")
+    return weight
+
+
+def unrounded(weight: Float) -> Array:
+    """As the bits of bfloat16 where these are the same numbers, else as it is."""
+    exact = not (weight.view(np.uint32) & 0xFFFF).any()
+    return to_bfloat16(weight) if exact else weight
+
+
 def _tensors(checkpoint: Checkpoint, dtype: Dtype) -> Iterator[tuple[str, Array]]:
     for name in checkpoint.weights:
-        weight = np.asarray(checkpoint.weights[name], np.float32, order="C")
-        if not np.isfinite(weight).all():
-            raise CheckpointError(f"{name} is not finite")
+        weight = finite(checkpoint, name)
         if dtype == "int8" and becomes_int8(name):
             yield from zip((name, name + SCALE), quantize_rows(weight), strict=True)
         else:
-            short = to_bfloat16(weight)
-            exact = not (weight.view(np.uint32) & 0xFFFF).any()
-            yield name, short if exact or dtype == "bfloat16" else weight
+            yield name, to_bfloat16(weight) if dtype == "bfloat16" else unrounded(weight)
 
 
-def _write(path: Path, tensors: dict[str, Array]) -> None:
+def _write(path: Path, tensors: Mapping[str, Array]) -> None:
     """A safetensors file; wider numbers first, as the format wants them aligned."""
     order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}

@@ -26,7 +26,7 @@ FORMS = (
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
     ("consolidated.safetensors", "consolidated.safetensors.index.json"),
 )
-#: Ends the name of an int8 matrix's scales, [rows] float32.
+#: Ends the name of the scales of an int8 matrix, [rows] float32, or of `model.weights.int4`.
 SCALE = ".scale"
 
 Array = npt.NDArray[Any]

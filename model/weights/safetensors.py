@@ -3,7 +3,8 @@
 A file is 8 bytes with the length of a JSON header, the header (name -> dtype,
 shape, place) and the tensors' bytes. The library checks a file when it is
 opened, but gives numpy no bfloat16, so the bytes are read here. A matrix of int8 with a
-scale per row next to it (`model.quantization`) comes out as their product.
+scale per row next to it, or of int4 with one for each 32 numbers (`model.quantization`), comes out
+as their product.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from model.weights import (
     most_common_dtype,
     release_pages,
 )
+from model.weights.int4 import num_groups, unpacked
 
 #: dtypes of a file; floating point comes out as float32, BF16 and all.
 _DTYPES = {
@@ -78,6 +80,8 @@ class WeightFiles(MappedWeights["_Entry"]):
         if name not in self._scales:
             return values
         scale = self._read(name + SCALE, self._scales[name], rows)
+        if self._is_int4(name):
+            return unpacked(values, scale)
         return values.astype(np.float32) * scale[:, None]
 
     def _read(self, name: str, entry: _Entry, rows: slice) -> Array:
@@ -88,9 +92,23 @@ class WeightFiles(MappedWeights["_Entry"]):
         raw = np.frombuffer(entry.bytes, dtype, count, entry.start).reshape(entry.shape)
         return decoded(raw[rows] if entry.shape else raw, entry.dtype)
 
+    def shape(self, name: str) -> Shape:
+        shape = self._tensors[name].shape
+        return (shape[0], 2 * shape[1]) if self._is_int4(name) else shape
+
     @property
     def stored_dtype(self) -> str:
+        if any(map(self._is_int4, self._tensors)):
+            return "int4"
         return most_common_dtype((e.dtype, e.shape) for e in self._tensors.values())
+
+    def dtype_of(self, name: str) -> str:
+        if self._is_int4(name):
+            return "int4"
+        return most_common_dtype([(self._tensors[name].dtype, ())])
+
+    def _is_int4(self, name: str) -> bool:
+        return name in self._scales and self._tensors[name].dtype == "U8"
 
     @property
     def is_quantized(self) -> bool:
@@ -101,15 +119,18 @@ class WeightFiles(MappedWeights["_Entry"]):
 
 
 def _take_scales(entries: dict[str, _Entry]) -> dict[str, _Entry]:
-    """Takes the scales of int8 matrices out of ``entries``, by the matrices' names."""
-    quantized = [n for n, e in entries.items() if e.dtype == "I8" and n + SCALE in entries]
+    """Takes the scales of int8 and int4 matrices out of ``entries``, by the matrices' names."""
+    kinds = ("I8", "U8")
+    quantized = [n for n, e in entries.items() if e.dtype in kinds and n + SCALE in entries]
     scales = {name: entries.pop(name + SCALE) for name in quantized}
     for name, scale in scales.items():
-        found, shape = (scale.dtype, *scale.shape), entries[name].shape
-        if len(shape) != 2 or found != ("F32", shape[0]):
+        shape, wanted = entries[name].shape, ("F32", *entries[name].shape[:1])
+        if entries[name].dtype == "U8" and len(shape) == 2:
+            wanted = ("F16", shape[0], num_groups(2 * shape[1]))
+        if len(shape) != 2 or (scale.dtype, *scale.shape) != wanted:
             raise CheckpointError(
                 f"{scale.path}: {name}{SCALE} is {scale.dtype} {list(scale.shape)},"
-                f" wanted F32 {list(shape[:1])} for {name} {list(shape)}"
+                f" wanted {wanted[0]} {list(wanted[1:])} for {name} {list(shape)}"
             )
     return scales
 

@@ -117,7 +117,10 @@ def _template(template: ChatTemplate) -> str:
 def _stored(checkpoint: Checkpoint, files: list[Path]) -> str:
     size = f"{sum(file.stat().st_size for file in files):,} bytes"
     weights = checkpoint.weights
-    return f"{weights.stored_dtype}, {size}" if isinstance(weights, StoredWeights) else size
+    if not isinstance(weights, StoredWeights):
+        return size
+    calibrated = f", calibrated with {checkpoint.calibration}" if checkpoint.calibration else ""
+    return f"{weights.stored_dtype}{calibrated}, {size}"
 
 
 def _memory_table(checkpoint: Checkpoint) -> Table:

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from model.checkpoint import load_checkpoint, save_checkpoint
+from server.cli.main import app
 from tests.model.commands import everstream, refused
 from tests.tiny import TEXT, tiny_checkpoint, write_model
 
@@ -27,7 +29,7 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("dtype", "ratio"), [("int8", 0.45), ("bfloat16", 0.6)])
+@pytest.mark.parametrize(("dtype", "ratio"), [("int4", 0.4), ("int8", 0.45), ("bfloat16", 0.6)])
 def test_command_prints_the_remaining_bytes(
     folder: Path, tmp_path: Path, dtype: str, ratio: float
 ) -> None:
@@ -49,6 +51,39 @@ def test_evaluation_compares_the_precisions(folder: Path, text: Path, tmp_path: 
         )
     for line in lines[2:]:
         assert 0 < abs(line["loss"]) < 0.1
+
+
+def test_evaluation_has_a_line_of_the_calibrated_weights(folder: Path, tmp_path: Path) -> None:
+    text, out = tmp_path / "long.txt", tmp_path / "out"
+    text.write_text(TEXT * 40, encoding="utf-8")
+    options = ("--dtype", "int4", "--calibration", text, "--evaluate", text)
+    lines = everstream("quantize", folder, out, *options).splitlines()[1:]
+    rounded, calibrated = map(json.loads, lines[-2:])
+    assert "calibration" not in rounded
+    assert (calibrated["dtype"], calibrated["calibration"]) == ("int4", "long.txt")
+    assert calibrated["bits_per_byte"] != rounded["bits_per_byte"]
+    assert "int4, calibrated with long.txt, " in everstream("inspect", out)
+
+
+def test_calibration_of_other_precisions_is_refused(folder: Path, text: Path) -> None:
+    words = ("quantize", str(folder), str(folder / "out"), "--calibration", str(text))
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2
+    assert "is for --dtype int4" in result.output
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"Once", "has 3 tokens, too few"), (b"\xff\xfe" * 9, "is not a text in UTF-8")],
+)
+def test_calibration_without_a_text_is_one_line(
+    folder: Path, content: bytes, message: str, tmp_path: Path
+) -> None:
+    text, out = tmp_path / "bad.txt", tmp_path / "out"
+    text.write_bytes(content)
+    said = refused("quantize", folder, out, "--dtype", "int4", "--calibration", text)
+    assert said.startswith(f"{text} {message}")
+    assert not out.exists()
 
 
 def test_output_equal_to_the_input_folder_is_refused(folder: Path) -> None:
@@ -77,7 +112,7 @@ def test_command_needs_no_torch(folder: Path, text: Path, tmp_path: Path) -> Non
     script = (
         "import sys, pathlib; from model.quantization.cli import quantize_command as run\n"
         "model, out, text = sys.argv[1:]\n"
-        "run(model, pathlib.Path(out), 'int8', pathlib.Path(text), 1)\n"
+        "run(model, pathlib.Path(out), 'int8', None, pathlib.Path(text), 1)\n"
         "assert 'torch' not in sys.modules"
     )
     words = [sys.executable, "-c", script, str(folder), str(tmp_path / "out"), str(text)]

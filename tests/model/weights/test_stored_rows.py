@@ -17,6 +17,7 @@ from model.foreign.renamed import Part, Renamed
 from model.foreign.rwkv7 import read_native
 from model.weights import Array, StoredWeights
 from model.weights.gguf_file import GgufFile
+from model.weights.int4 import rounded
 from model.weights.safetensors import WeightFiles
 from model.weights.torch_file import TorchFile
 from tests.gguf_files import finish
@@ -34,6 +35,17 @@ def bfloat16(folder: Path) -> StoredWeights:
 
 def int8(folder: Path) -> StoredWeights:
     tensors = {"a": TENSORS["a"].mul(40).char(), "a.scale": torch.arange(7.0), "b": TENSORS["b"]}
+    save_file(tensors, folder / "a.safetensors")
+    return WeightFiles([folder / "a.safetensors"])
+
+
+def int4(folder: Path) -> StoredWeights:
+    found = rounded(TENSORS["a"].numpy())
+    tensors = {
+        "a": torch.from_numpy(found.packed()),
+        "a.scale": torch.from_numpy(found.scales),
+        "b": TENSORS["b"],
+    }
     save_file(tensors, folder / "a.safetensors")
     return WeightFiles([folder / "a.safetensors"])
 
@@ -59,7 +71,7 @@ def renamed(folder: Path) -> StoredWeights:
     return read_native(TorchFile(write_pth(folder / "a.pth", published(SHAPES["odd"]))), "a")[1]
 
 
-@pytest.mark.parametrize("write", [bfloat16, int8, torch_file, gguf_file, renamed])
+@pytest.mark.parametrize("write", [bfloat16, int8, int4, torch_file, gguf_file, renamed])
 def test_rows_are_those_of_the_whole(
     write: Callable[[Path], StoredWeights], tmp_path: Path
 ) -> None:

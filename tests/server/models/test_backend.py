@@ -3,16 +3,18 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+from pathlib import Path
 
 import pytest
 import torch
 
 from model.attention import MECHANISMS, spec_of
-from model.checkpoint import Checkpoint
+from model.checkpoint import Checkpoint, load_checkpoint
 from model.config import ModelConfig
 from model.lm import LanguageModel
 from model.native.options import WITHOUT_KERNELS
 from model.native.runtime import built
+from model.quantization.int4 import save_int4
 from server.engine.engine import Engine, EngineConfig
 from server.models.backend import BackendError, Name, open_backend
 from tests.tiny import request, solo, tiny_checkpoint, tokens_of
@@ -41,6 +43,13 @@ def test_auto_selects_the_native_runtime_and_logs_it(caplog: pytest.LogCaptureFi
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("the native runtime runs the model: ")
     assert line.endswith("bfloat16 weights, 2 threads")
+
+
+@needs_native
+def test_auto_serves_an_int4_folder_as_it_is(tmp_path: Path) -> None:
+    save_int4(tmp_path, tiny_checkpoint())
+    backend = open_backend(load_checkpoint(tmp_path))
+    assert (backend.name, backend.dtype, backend.held) == ("native", "int4", "int4")
 
 
 def test_auto_selects_torch_for_unsupported_models_and_logs_the_reason(
