@@ -80,6 +80,10 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     ablation.add_argument(
         "--questions", nargs="+", choices=plan.QUESTIONS, default=list(plan.QUESTIONS)
     )
+    ablation.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    ablation.add_argument("--jobs", type=int, default=1, help="runs side by side")
+    ablation.add_argument("--steps", type=int, default=language.Recipe.num_steps)
+    ablation.add_argument("--warmup-steps", type=int, default=language.Recipe.warmup_steps)
     ablation.add_argument("--list", action="store_true", help="show the runs, and run none")
     return parser.parse_args(words)
 
@@ -174,13 +178,20 @@ def run_ablation(folder: Folder, options: argparse.Namespace) -> None:
     """What has no result yet. Raises `RunError` where a run has failed."""
     folder = Folder(folder.path, options.results)
     recipe = language.Recipe(
-        tuple(options.data), options.valid, options.out_of_domain, precision="float32"
+        tuple(options.data),
+        options.valid,
+        options.out_of_domain,
+        num_steps=options.steps,
+        warmup_steps=options.warmup_steps,
+        device=options.device,
+        precision="float32",
     )
     jobs = [job for job in plan.jobs(folder, recipe) if job.question in options.questions]
     if options.list:
         print(listed(folder, jobs))
         return
-    if failed := run_jobs(folder, jobs):
+    folder.prepare(options.data)
+    if failed := run_jobs(folder, jobs, workers=options.jobs):
         raise RunError(f"no result of {', '.join(failed)}")
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+
+import torch
 
 from benchmarks.mechanisms.folder import Folder, RunError
 from benchmarks.mechanisms.plan import Job, seconds
@@ -12,25 +16,25 @@ from benchmarks.mechanisms.plan import Job, seconds
 Clock = Callable[[], float]
 
 
-def run_jobs(folder: Folder, jobs: list[Job], clock: Clock = time.monotonic) -> list[str]:
+def run_jobs(
+    folder: Folder, jobs: list[Job], clock: Clock = time.monotonic, workers: int = 1
+) -> list[str]:
     """Runs the jobs that have no result; the names of those that gave none.
 
     A run that fails does not end the others. Interrupted training continues with the next call.
+    ``workers`` processes run jobs side by side, with conversions after all others, whose models
+    they convert.
     """
     missing = [job for job in jobs if not folder.result(job.name).is_file()]
     print(_left(len(jobs), missing, 1.0), flush=True)
-    failed, pace, spent, expected = [], 1.0, 0.0, 0.0
-    for index, job in enumerate(missing):
-        started = clock()
-        try:
-            folder.run_once(job.name, job.run)
-        except RunError as error:
+    left, failed, expected, started = list(missing), [], 0.0, clock()
+    for job, error in _outcomes(folder, missing, workers):
+        left.remove(job)
+        expected += seconds(job, 1.0)
+        if error:
             failed.append(job.name)
             print(f"error: {error}", file=sys.stderr, flush=True)
-            continue
-        spent, expected = spent + clock() - started, expected + seconds(job, 1.0)
-        pace = spent / expected
-        print(_left(len(jobs), missing[index + 1 :], pace), flush=True)
+        print(_left(len(jobs), left, (clock() - started) / expected), flush=True)
     return failed
 
 
@@ -41,6 +45,29 @@ def listed(folder: Folder, jobs: list[Job]) -> str:
         f" {seconds(job, 1.0) / 60:5.0f} min  {job.name}"
         for job in jobs
     )
+
+
+def _outcomes(folder: Folder, jobs: list[Job], workers: int) -> Iterator[tuple[Job, str | None]]:
+    """Each job as it ends, with the reason where it gave no result."""
+    if workers == 1:
+        yield from ((job, _run(folder, job)) for job in jobs)
+        return
+    first = [job for job in jobs if job.question != "conversion"]
+    for stage in (first, [job for job in jobs if job.question == "conversion"]):
+        with ProcessPoolExecutor(
+            workers, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)
+        ) as pool:
+            running = {pool.submit(_run, folder, job): job for job in stage}
+            for future in as_completed(running):
+                yield running[future], future.result()
+
+
+def _run(folder: Folder, job: Job) -> str | None:
+    try:
+        folder.run_once(job.name, job.run)
+    except RunError as error:
+        return str(error)
+    return None
 
 
 def _left(total: int, missing: list[Job], pace: float) -> str:

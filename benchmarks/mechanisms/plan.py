@@ -64,11 +64,11 @@ def jobs(folder: Folder, recipe: language.Recipe, recall_steps: int = RECALL_STE
     return [
         *_parts(folder, recipe, first),
         *_conversions(folder, recipe),
-        *_recalls(first, recall_steps),
+        *_recalls(first, recall_steps, recipe.device),
         *(job for seed in others for job in _parts(folder, recipe, seed)),
         *_rates(folder, recipe),
         *_long(folder, recipe),
-        *(job for seed in others for job in _recalls(seed, recall_steps)),
+        *(job for seed in others for job in _recalls(seed, recall_steps, recipe.device)),
     ]
 
 
@@ -113,8 +113,8 @@ def _conversions(folder: Folder, recipe: language.Recipe) -> Iterator[Job]:
         yield Job(job, "conversion", str(spec), work, run)
 
 
-def _recalls(seed: int, num_steps: int) -> Iterator[Job]:
-    recipe = recall.RecallRecipe(num_steps=num_steps)
+def _recalls(seed: int, num_steps: int, device: str) -> Iterator[Job]:
+    recipe = recall.RecallRecipe(num_steps=num_steps, device=device)
     sizes = [(Spec.parse("softmax"), 0, recall.SIZE)] if seed == SEEDS[0] else []
     for wanted in STATES:
         for name in RECALLED:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +32,14 @@ from benchmarks.report import Figures
 from model.block import Block
 from model.config import ModelConfig
 from model.lm import LanguageModel
-from model.training.optimizer import learning_rate_factor, make_optimizers, prepare_step
+from model.training.captured import Captured
+from model.training.optimizer import (
+    gradients,
+    learning_rate_factor,
+    make_optimizers,
+    prepare_step,
+    set_rates,
+)
 
 NUM_KEYS = 128
 NUM_VALUES = 64
@@ -56,6 +64,7 @@ class RecallRecipe:
     warmup_steps: int = 50
     clip: float = 1.0
     num_test_sequences: int = 256
+    device: str = "cpu"
 
 
 def draw(num_pairs: int, batch: int, generator: np.random.Generator) -> tuple[Tensor, Tensor]:
@@ -83,6 +92,7 @@ def run(spec: Spec, seed: int, recipe: RecallRecipe, size: Size = SIZE) -> Figur
     assert isinstance(config, ModelConfig), spec
     model = LanguageModel(config)
     model.init_weights(torch.Generator().manual_seed(seed))
+    model.to(recipe.device)
     started = time.monotonic()
     losses = train(model, seed, recipe)
     seconds = time.monotonic() - started
@@ -105,31 +115,67 @@ def run(spec: Spec, seed: int, recipe: RecallRecipe, size: Size = SIZE) -> Figur
 def train(model: LanguageModel, seed: int, recipe: RecallRecipe) -> list[float]:
     """Mean losses over every twentieth part of the steps, in nats per answer."""
     model.train()
-    optimizers = make_optimizers(model, recipe.optimizer, recipe.learning_rate, recipe.weight_decay)
-    losses = []
+    training, losses = _Training(model, recipe), []
     for step in range(recipe.num_steps):
-        factor = learning_rate_factor(step, recipe.num_steps, recipe.warmup_steps)
-        prepare_step(optimizers, factor)
         num_pairs = NUM_PAIRS[step % len(NUM_PAIRS)]
-        batch = recipe.pairs_per_step // num_pairs
         generator = np.random.default_rng((seed, step))
-        positions, answers = draw(num_pairs, batch, generator)
-        extra: list[Tensor] = []
-        logits = _answers(model, positions, num_pairs, extra)
-        loss = F.cross_entropy(logits.flatten(0, 1), answers.flatten())
-        value = loss.item()
-        if not math.isfinite(value):
-            raise RunError(f"the loss is {value} at step {step}")
-        torch.stack([loss, *extra]).sum().backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
-        for optimizer in optimizers:
-            optimizer.step()
-        losses.append(value)
+        drawn = draw(num_pairs, recipe.pairs_per_step // num_pairs, generator)
+        losses.append(training.step(step, *drawn))
+        if not math.isfinite(losses[-1]):
+            raise RunError(f"the loss is {losses[-1]} at step {step}")
     part = max(1, recipe.num_steps // 20)
     return [
         round(float(np.mean(losses[start : start + part])), 4)
         for start in range(0, len(losses), part)
     ]
+
+
+class _Training:
+    """The steps; on a CUDA device one graph for each number of pairs."""
+
+    def __init__(self, model: LanguageModel, recipe: RecallRecipe) -> None:
+        self.model, self.recipe = model, recipe
+        self.optimizers = make_optimizers(
+            model, recipe.optimizer, recipe.learning_rate, recipe.weight_decay
+        )
+        self._graphs: dict[int, tuple[tuple[Tensor, Tensor], Captured[Tensor]]] = {}
+
+    def step(self, step: int, positions: Tensor, answers: Tensor) -> float:
+        """The loss in nats per answer."""
+        recipe, num_pairs = self.recipe, answers.shape[1]
+        factor = learning_rate_factor(step, recipe.num_steps, recipe.warmup_steps)
+        if recipe.device == "cpu":
+            prepare_step(self.optimizers, factor)
+            return self._update(positions, answers).item()
+        set_rates(self.optimizers, factor)
+        drawn = positions.to(recipe.device), answers.to(recipe.device)
+        if num_pairs not in self._graphs:
+            captured = Captured(lambda: self._update(*drawn), self._changed)
+            self._graphs[num_pairs] = drawn, captured
+        fixed, captured = self._graphs[num_pairs]
+        for tensor, value in zip(fixed, drawn, strict=True):
+            tensor.copy_(value)
+        return captured().item()
+
+    def _update(self, positions: Tensor, answers: Tensor) -> Tensor:
+        extra: list[Tensor] = []
+        logits = _answers(self.model, positions, answers.shape[1], extra)
+        loss = F.cross_entropy(logits.flatten(0, 1), answers.flatten())
+        parameters = list(self.model.parameters())
+        total = torch.stack([loss, *extra]).sum()
+        for parameter, grad in zip(parameters, gradients(total, parameters), strict=True):
+            parameter.grad = grad
+        torch.nn.utils.clip_grad_norm_(parameters, self.recipe.clip)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        return loss.detach()
+
+    def _changed(self) -> Iterator[Tensor]:
+        yield from self.model.parameters()
+        yield from self.model.buffers()
+        for optimizer in self.optimizers:
+            for values in optimizer.state.values():
+                yield from values.values()
 
 
 @torch.no_grad()
@@ -138,8 +184,8 @@ def accuracy(model: LanguageModel, num_pairs: int, seed: int, recipe: RecallReci
     model.eval()
     generator = np.random.default_rng((TEST_SEED, seed, num_pairs))
     positions, answers = draw(num_pairs, recipe.num_test_sequences, generator)
-    logits = _answers(model, positions, num_pairs, [])
-    return float((logits.argmax(-1) == answers).float().mean())
+    logits = _answers(model, positions.to(recipe.device), num_pairs, [])
+    return float((logits.argmax(-1).cpu() == answers).float().mean())
 
 
 def _answers(

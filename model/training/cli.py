@@ -144,6 +144,9 @@ def train_command(
     weight_decay: Annotated[
         float, typer.Option(help="Weight decay of matrices inside the blocks.")
     ] = 0.1,
+    dropout: Annotated[
+        float, typer.Option(help="Share of what each layer adds that a step of training drops.")
+    ] = 0.0,
     warmup_steps: Annotated[int, typer.Option(help="Number of steps of linear warm-up.")] = 100,
     decay: Annotated[
         float, typer.Option(help="Fraction of the run over which the learning rate decays to 0.")
@@ -154,6 +157,9 @@ def train_command(
     ] = 0,
     device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
     precision: Annotated[str, typer.Option(help="Precision: auto, float32 or bfloat16.")] = "auto",
+    compile_layers: Annotated[
+        bool, typer.Option("--compile", help="Compile the layers first; with --device cuda.")
+    ] = False,
     threads: Annotated[
         int | None, typer.Option(help="Number of threads; default: all cores.", min=1)
     ] = None,
@@ -218,11 +224,13 @@ def train_command(
             optimizer=optimizer,
             learning_rate=learning_rate,
             weight_decay=weight_decay,
+            dropout=dropout,
             warmup_steps=warmup_steps,
             clip=clip,
             seed=seed,
             device=device,
             precision=precision,
+            compile=compile_layers,
             threads=threads,
             eval_every=eval_every,
             save_every_s=save_every_s,

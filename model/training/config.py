@@ -36,12 +36,14 @@ class TrainConfig:
     learning_rate: float = 8e-3
     embedding_learning_rate: float | None = None
     weight_decay: float = 0.1
+    dropout: float = 0.0
     warmup_steps: int = 100
     decay: float = 0.5
     clip: float = 1.0
     seed: int = 0
     device: str = "auto"
     precision: str = "auto"
+    compile: bool = False
     threads: int | None = None
     eval_every: int = 250
     save_every_s: float = 120.0
@@ -64,6 +66,8 @@ class TrainConfig:
         for name in ("weight_decay", "warmup_steps", "save_every_s", "seed"):
             if not 0.0 <= getattr(self, name) < math.inf:
                 raise TrainingError(f"{name} must be at least 0, not {getattr(self, name)}")
+        if not 0.0 <= self.dropout < 1.0:
+            raise TrainingError(f"dropout must be in [0, 1), not {self.dropout}")
         if not 0.0 <= self.decay <= 1.0:
             raise TrainingError(f"decay must be in [0, 1], not {self.decay}")
 
@@ -105,6 +109,7 @@ def changes(before: dict[str, Any], now: dict[str, Any], step: int) -> list[str]
     rate = "embedding_learning_rate"  # that of the matrices where a run names none
     if before.get(rate) is None and now[rate] == before["learning_rate"]:
         before = {**before, rate: now[rate]}
+    before = {"dropout": 0.0, "compile": False, **before}  # a run of before there were any
     changed = {name for name in now | before if now.get(name) != before.get(name)}
     if step <= min(now["decays_from"], before.get("decays_from", 0)):
         changed -= {*_PLAN, "decays_from"}

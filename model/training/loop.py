@@ -6,14 +6,15 @@ detached), because that is how they are served; a row starts from the empty
 state with each new piece of text (`model.training.data`). The softmax baseline
 starts every window from scratch, and reads the same tokens in the same order.
 
-On a CPU a batch is computed in shares, one thread each (`model.training.shares`).
+On a CPU a batch is computed in shares, one thread each (`model.training.shares`). On a CUDA device
+a step is one graph (`model.training.captured`), the update of the weights included.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,14 @@ from torch import Tensor
 
 from model.architectures import Config
 from model.architectures.network import ModelState, Network, network_class
+from model.block import Block
 from model.checkpoint import load_checkpoint, save_checkpoint
+from model.lm import LanguageModel
 from model.tokenizer import Tokenizer
+from model.training.captured import Captured
 from model.training.config import TrainConfig, TrainingError, changes, identity
 from model.training.data import StreamBatches, tokenize_file
+from model.training.dropout import ResidualDropout
 from model.training.evaluate import evaluate
 from model.training.loss import linear_cross_entropy
 from model.training.optimizer import (
@@ -34,6 +39,7 @@ from model.training.optimizer import (
     learning_rate_factor,
     make_optimizers,
     prepare_step,
+    set_rates,
 )
 from model.training.report import Report
 from model.training.resume import load_progress, restore, save_progress
@@ -92,6 +98,8 @@ class Run:
         if config.initial is not None:
             self.model.load_state_dict(_initial_weights(config.initial, model_config))
         self.model.to(self.device)
+        if config.compile:
+            _compile_layers(self.model, self.device)
         self.parameters = list(self.model.parameters())
         self.optimizers = make_optimizers(
             self.model,
@@ -101,10 +109,12 @@ class Run:
             config.embedding_learning_rate,
         )
         self.shares = Shares(self.model, config.batch_size, self.device, config.threads)
+        self.dropout = _dropout(self.model, config)
         self.state = self.model.empty_state(config.batch_size)
         self.position = torch.zeros(config.batch_size, dtype=torch.int64, device=self.device)
         self.step, self.seconds, self.best = 0, 0.0, math.inf
         self._resume()
+        self._captured: Captured[tuple[Tensor, Tensor]] | None = None
         self.report = Report(config.out, self.step, config.num_steps, config.valid)
 
     @property
@@ -114,34 +124,88 @@ class Run:
     def train_step(self) -> None:
         """One batch: forward, backward, clip, update.
 
-        Raises `TrainingError`, the weights untouched, where loss or gradient is not finite.
+        Raises `TrainingError` where loss or gradient is not finite; the weights are untouched
+        then, but for a CUDA device, where they are lost to the last save.
         """
         started = time.monotonic()
         config = self.config
         factor = learning_rate_factor(
             self.step, config.num_steps, config.warmup_steps, config.decay_steps
         )
-        prepare_step(self.optimizers, factor)
-        loss = self._backward()
-        if not math.isfinite(loss):
-            raise TrainingError(f"the loss is {loss} at step {self.step}")
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, config.clip))
-        if not math.isfinite(norm):
-            raise TrainingError(f"the norm of the gradient is {norm} at step {self.step}")
-        self.shares.map(lambda optimizer: optimizer.step(), self.optimizers)
+        loss, norm = (self._device_step if self.device.type == "cuda" else self._step)(factor)
         self.step += 1
         elapsed = time.monotonic() - started
         self.seconds += elapsed
         rate = config.batch_size * config.window / elapsed
         self.report.step(self.step, self.num_tokens, self.seconds, loss, factor, norm, rate)
 
+    def _step(self, factor: float) -> tuple[float, float]:
+        """The loss of a batch and the norm of its gradient, after the update."""
+        prepare_step(self.optimizers, factor)
+        loss = self._backward()
+        self._check(loss, "loss")
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip))
+        self._check(norm, "norm of the gradient")
+        self.shares.map(lambda optimizer: optimizer.step(), self.optimizers)
+        return loss, norm
+
+    def _device_step(self, factor: float) -> tuple[float, float]:
+        """`_step` as a graph."""
+        set_rates(self.optimizers, factor)
+        batch = self._batch()
+        if self._captured is None:
+            self._fixed = batch
+            self._captured = Captured(self._recorded_step, self._changed)
+        for tensor, value in zip(self._fixed, batch, strict=True):
+            tensor.copy_(value)
+        self.dropout.start(self.step, 0, self.device)
+        loss, norm = (float(value) for value in self._captured())
+        self._check(loss, "loss")
+        self._check(norm, "norm of the gradient")
+        return loss, norm
+
+    def _recorded_step(self) -> tuple[Tensor, Tensor]:
+        inputs, targets, keep = self._fixed
+        before, position = _masked(self.state, keep), self.position * keep
+        loss, after = self._loss(inputs, targets, before, position)
+        for parameter, grad in zip(self.parameters, gradients(loss, self.parameters), strict=True):
+            parameter.grad = grad
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        for layer, layer_after in zip(self.state, after, strict=True):
+            for name, tensor in layer.items():
+                tensor.copy_(layer_after[name])
+        self.position.copy_(position + self.config.window)
+        return loss.detach(), norm
+
+    def _changed(self) -> Iterator[Tensor]:
+        """All that a step changes."""
+        yield from self.parameters
+        yield from self.model.buffers()
+        yield self.position
+        for layer in self.state:
+            yield from layer.values()
+        for optimizer in self.optimizers:
+            for values in optimizer.state.values():
+                yield from values.values()
+
+    def _batch(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs and targets [B, T] of this step, and the rows [B] whose state is kept."""
+        inputs, targets = (t.to(self.device) for t in self.batches.batch(self.step))
+        return inputs, targets, ~self.batches.resets(self.step).to(self.device)
+
+    def _check(self, value: float, what: str) -> None:
+        if not math.isfinite(value):
+            raise TrainingError(f"the {what} is {value} at step {self.step}")
+
     def _backward(self) -> float:
         """The loss of a batch; its gradients are added to the parameters."""
-        inputs, targets = (t.to(self.device) for t in self.batches.batch(self.step))
-        keep = ~self.batches.resets(self.step).to(self.device)
+        inputs, targets, keep = self._batch()
         state, position = _masked(self.state, keep), self.position * keep
 
         def share(rows: slice) -> tuple[float, list[Tensor], ModelState]:
+            self.dropout.start(self.step, rows.start, self.device)
             part = tuple({n: t[rows] for n, t in layer.items()} for layer in state)
             loss, after = self._loss(inputs[rows], targets[rows], part, position[rows])
             loss = loss * (len(inputs[rows]) / len(inputs))
@@ -261,6 +325,26 @@ def _initial_weights(folder: Path, config: Config) -> dict[str, Tensor]:
     if checkpoint.config != config:
         raise TrainingError(f"the model in {folder} has another shape than this run's")
     return checkpoint.model.state_dict()
+
+
+def _compile_layers(model: Network, device: torch.device) -> None:
+    """Fuses what a layer's chunk form does, all layers by one compilation."""
+    if device.type != "cuda":
+        raise TrainingError("compile is for device cuda: a CPU has kernels of its own")
+    if not isinstance(model, LanguageModel):
+        raise TrainingError("compile is of the model_type 'everstream' alone")
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        block.chunk = torch.compile(  # type: ignore[method-assign]
+            block.chunk, fullgraph=True, dynamic=False
+        )
+
+
+def _dropout(model: Network, config: TrainConfig) -> ResidualDropout:
+    try:
+        return ResidualDropout(model, config.dropout, config.seed)
+    except ValueError as error:
+        raise TrainingError(str(error)) from error
 
 
 def _joined(shares: list[ModelState]) -> ModelState:

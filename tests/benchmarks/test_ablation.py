@@ -113,7 +113,7 @@ def test_time_left_follows_the_pace_of_finished_runs(
 ) -> None:
     todo = [Job(name, "parts", "elu", 1e7, dict) for name in ("a", "b", "c")]
     expected = seconds(todo[0], 1.0)
-    times = iter([0.0, 3 * expected, 3 * expected, 6 * expected, 6 * expected, 9 * expected])
+    times = iter([0.0, 3 * expected, 6 * expected, 9 * expected])
     run_jobs(Folder(tmp_path), todo, lambda: next(times))
     left = [line for line in capsys.readouterr().out.splitlines() if "left" in line]
     hours = [float(line.split()[-3]) for line in left]

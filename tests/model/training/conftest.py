@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from model.config import ModelConfig
 from model.tokenizer import Tokenizer, train_tokenizer
 from model.training.config import TrainConfig
+from model.training.data import Source
 
 WORDS = [
     *("the", "old", "grey", "fox", "ran", "over", "a", "hill", "and"),
@@ -57,6 +58,21 @@ def tiny(tokenizer: Tokenizer) -> ModelConfig:
         num_attention_heads=2,
         head_dim=8,
         intermediate_size=24,
+    )
+
+
+@pytest.fixture
+def corpus_config(corpus: Path, tmp_path: Path) -> TrainConfig:
+    (tmp_path / "run").mkdir()
+    return TrainConfig(
+        (Source(corpus),),
+        tmp_path / "run",
+        num_steps=4,
+        batch_size=3,
+        window=32,
+        warmup_steps=1,
+        eval_every=4,
+        precision="float32",
     )
 
 

@@ -7,7 +7,13 @@ from torch import nn
 from model.config import ModelConfig
 from model.lm import LanguageModel
 from model.ops.linear import FusedLinear
-from model.training.optimizer import SplitMuon, learning_rate_factor, make_optimizers, prepare_step
+from model.training.optimizer import (
+    SplitMuon,
+    StackedMuon,
+    learning_rate_factor,
+    make_optimizers,
+    prepare_step,
+)
 
 
 def test_warm_up_is_linear_and_reaches_the_peak() -> None:
@@ -89,3 +95,36 @@ def test_unknown_optimizer_is_refused() -> None:
     model = LanguageModel(ModelConfig(300, 16, 1, 2, 8, 24))
     with pytest.raises(ValueError, match="'sgd'"):
         make_optimizers(model, "sgd", 1e-3, 0.1)
+
+
+def test_matrices_that_are_stacked_move_as_those_alone() -> None:
+    """`StackedMuon` is torch's Muon; products of bfloat16 round differently in a batch."""
+
+    def model() -> nn.Sequential:
+        torch.manual_seed(1)
+        linear = [FusedLinear(24, (16, 16)), nn.Linear(24, 40, bias=False), FusedLinear(24, (16,))]
+        return nn.Sequential(*linear)
+
+    alone, stacked = model(), model()
+    weights = [[(layer.weight, parts) for layer, parts in _layers(m)] for m in (alone, stacked)]
+    options = {"lr": 1e-2, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
+    optimizers = SplitMuon(weights[0], **options), StackedMuon(weights[1], **options)
+    optimizers[1].param_groups[0]["lr"] = torch.tensor(1e-2)
+    for seed in range(3):
+        for network in (alone, stacked):
+            generator = torch.Generator().manual_seed(seed)
+            for parameter in network.parameters():
+                parameter.grad = torch.randn(parameter.shape, generator=generator)
+        before = [parameter.clone() for parameter in alone.parameters()]
+        for optimizer in optimizers:
+            optimizer.step()
+        for old, a, b in zip(before, alone.parameters(), stacked.parameters(), strict=True):
+            assert (a - b).norm() < 0.02 * (a - old).norm()
+
+
+def _layers(model: nn.Sequential) -> list[tuple[nn.Linear, tuple[int, ...]]]:
+    return [
+        (layer, layer.parts if isinstance(layer, FusedLinear) else (layer.out_features,))
+        for layer in model
+        if isinstance(layer, nn.Linear)
+    ]
