@@ -84,6 +84,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     ablation.add_argument("--jobs", type=int, default=1, help="runs side by side")
     ablation.add_argument("--steps", type=int, default=language.Recipe.num_steps)
     ablation.add_argument("--warmup-steps", type=int, default=language.Recipe.warmup_steps)
+    ablation.add_argument("--batch-size", type=int, default=language.Recipe.batch_size)
     ablation.add_argument("--list", action="store_true", help="show the runs, and run none")
     return parser.parse_args(words)
 
@@ -183,6 +184,7 @@ def run_ablation(folder: Folder, options: argparse.Namespace) -> None:
         options.out_of_domain,
         num_steps=options.steps,
         warmup_steps=options.warmup_steps,
+        batch_size=options.batch_size,
         device=options.device,
         precision="float32",
     )

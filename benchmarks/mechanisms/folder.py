@@ -97,6 +97,8 @@ class Folder:
 
 def origin(on: Figures) -> Figures:
     """Where figures come from: command line, files by their names, machine, versions, date."""
+    if torch.cuda.is_available():
+        on = {**on, "accelerator": torch.cuda.get_device_name()}
     words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
     return {
         "command": " ".join(["python -m benchmarks.mechanisms", *words]),

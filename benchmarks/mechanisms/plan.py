@@ -3,10 +3,12 @@
 - ``parts``       size small: softmax and `elu` with and without convolution, norm and gate; the
                   delta rule, the decay and the convolution of `delta` and `gated` one by one;
                   Mamba-2 and RWKV-7. Three seeds, the first one of all before the second.
+- ``maps``        the other mechanisms at size small: feature maps, random and learnt features, hard
+                  and soft codes, windows, where positions enter. Three seeds.
 - ``conversion``  of the small softmax model, and as control the same model trained further on as
                   many tokens.
 - ``recall``      to convergence, heads as wide as gives each mechanism the same bytes of state.
-- ``rates``       three learning rates for softmax, `elu` and `delta`.
+- ``rates``       three learning rates.
 - ``long``        the tiny size with 20 tokens per parameter.
 """
 
@@ -24,16 +26,25 @@ from benchmarks.mechanisms.folder import VOCAB_SIZE, Folder
 from benchmarks.mechanisms.specs import SIZES, Size, Spec, state_bytes
 from benchmarks.report import RESULTS, Figures, read_result
 
-QUESTIONS = ("parts", "conversion", "recall", "rates", "long")
+QUESTIONS = ("parts", "maps", "conversion", "recall", "rates", "long")
 SURROUNDED = ("", "conv_size=4", "gate=true,norm=true", "conv_size=4,gate=true,norm=true")
+SOFTMAX_SURROUNDED = f"softmax:{SURROUNDED[-1]}"
 PARTS = (
     *(f"{name}:{parts}".rstrip(":") for name in ("softmax", "elu") for parts in SURROUNDED),
     *("delta", "delta:conv_size=0", "delta:decay=false", "delta:gate=false"),
     *("gated", "gated:conv_size=0", "normed:map=elu", "retnet", "mamba2", "rwkv7"),
     *("dijiang", "dijiang:published=true"),
 )
+MAPS = (
+    *("relu", "softmax_map", "efficient", "cosine", "cosformer"),
+    *("performer", "performer:orthogonal=false", "performer:map=simplified"),
+    *("rbf", "rbf:orthogonal=false", "soft_vq", "vq", "window_linear"),
+    *("elu:rotary=before", "elu:rotary=after", "softmax:rotary=none"),
+    *("retnet:positions=rotary", "retnet:positions=none", "normed"),
+)
 SEEDS = (0, 1, 2)
-RATES, RATED = (3e-3, 6e-3, 1.2e-2), ("softmax", "elu", "delta")
+RATES = (3e-3, 6e-3, 1.2e-2)
+RATED = ("softmax", SOFTMAX_SURROUNDED, "elu", "delta", "gated", "retnet", "mamba2", "rwkv7")
 LONG_SIZE, LONG_TOKENS_PER_PARAMETER = "tiny", 20
 LONG = ("softmax", "softmax:conv_size=4", "elu", "delta", "gated", "retnet")
 #: Bytes of state of a model of recall. Softmax, whose cache grows, is the control.
@@ -62,19 +73,21 @@ def jobs(folder: Folder, recipe: language.Recipe, recall_steps: int = RECALL_STE
     """All of them, in their order."""
     first, *others = SEEDS
     return [
-        *_parts(folder, recipe, first),
+        *_small("parts", folder, recipe, first),
+        *_small("maps", folder, recipe, first),
         *_conversions(folder, recipe),
         *_recalls(first, recall_steps, recipe.device),
-        *(job for seed in others for job in _parts(folder, recipe, seed)),
+        *(job for seed in others for job in _small("parts", folder, recipe, seed)),
         *_rates(folder, recipe),
         *_long(folder, recipe),
+        *(job for seed in others for job in _small("maps", folder, recipe, seed)),
         *(job for seed in others for job in _recalls(seed, recall_steps, recipe.device)),
     ]
 
 
-def _parts(folder: Folder, recipe: language.Recipe, seed: int) -> Iterator[Job]:
-    for name in PARTS:
-        yield _language("parts", folder, "small", Spec.parse(name), seed, recipe)
+def _small(question: str, folder: Folder, recipe: language.Recipe, seed: int) -> Iterator[Job]:
+    for name in {"parts": PARTS, "maps": MAPS}[question]:
+        yield _language(question, folder, "small", Spec.parse(name), seed, recipe)
 
 
 def _rates(folder: Folder, recipe: language.Recipe) -> Iterator[Job]:

@@ -16,6 +16,8 @@ from benchmarks.report import RESULTS, markdown
 
 Run = dict[str, Any]
 FOLDER = RESULTS / "ablation"
+#: Rows of the parts that stand in the table of the maps as well.
+COMPARED = (BASELINE, "elu", "retnet")
 NOTHING, MISSING = "No run has finished yet.", "-"
 
 
@@ -31,6 +33,7 @@ def tables_of(runs: list[Run]) -> dict[str, str]:
         of.setdefault(run["name"].partition("-")[0], []).append(run)
     made: dict[str, Callable[[list[Run]], str]] = {
         "parts": parts_table,
+        "maps": lambda found: parts_table([*found, *_named(of.get("parts", []), COMPARED)]),
         "rates": lambda found: rates_table([*found, *of.get("parts", [])]),
         "long": parts_table,
         "recall": recall_table,
@@ -72,7 +75,8 @@ def rates_table(runs: list[Run]) -> str:
         if run["seed"] == 0
     }
     cells = [
-        [f"`{name}`", *(_cell(found.get((name, rate)), ".4f") for rate in RATES)] for name in RATED
+        [f"`{name}`", *(_cell(found.get((name, rate)), ".4f") for rate in RATES)]
+        for name in (str(Spec.parse(text)) for text in RATED)
     ]
     return markdown(["mechanism", *(f"{rate:g}" for rate in RATES)], cells)
 
@@ -103,6 +107,10 @@ def conversion_table(runs: list[Run]) -> str:
             rows.append([label, *(_cell(bits.get(stage), ".4f") for stage in stages)])
     head = ["to", "before", "after the swap", "after matching", "after fine-tuning"]
     return markdown(head, rows)
+
+
+def _named(runs: list[Run], names: tuple[str, ...]) -> list[Run]:
+    return [run for run in runs if run["mechanism"] in names]
 
 
 def _by_mechanism(runs: list[Run]) -> dict[str, list[Run]]:

@@ -41,6 +41,7 @@ def small_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(plan.SIZES, "small", SIZES["tiny"])
     for name, value in {
         "PARTS": ("softmax", "elu:conv_size=4,gate=true,norm=true", *FAMILIES),
+        "MAPS": ("relu",),
         "SEEDS": (0,),
         "RATES": (6e-3, 3e-3),
         "RATED": ("softmax",),
@@ -61,7 +62,7 @@ def test_whole_plan_runs_once_and_becomes_tables(
     folder = Folder(tmp_path / "runs", tmp_path / "results")
     todo = jobs(folder, recipe, recall_steps=2)
     assert run_jobs(folder, todo) == []
-    assert "10 of 10 runs done, about 0.0 h left" in capsys.readouterr().out
+    assert "11 of 11 runs done, about 0.0 h left" in capsys.readouterr().out
     assert run_jobs(folder, todo) == []
     assert "done in" not in capsys.readouterr().out
     runs = read_results(tmp_path / "results")
