@@ -228,7 +228,9 @@ def command_of(identity: Figures, name: str) -> str:
     options["embedding_learning_rate"] = options.get("embedding_learning_rate") or rate
     for key, value in {**model, **options}.items():
         if key in defaults and value not in (None, defaults[key]):
-            words += [_flag(key), f"{value:g}" if isinstance(value, float) else str(value)]
+            words.append(_flag(key))
+            if value is not True:
+                words.append(f"{value:g}" if isinstance(value, float) else str(value))
     return shlex.join([*words, "--out", f"runs/{name}"])
 
 

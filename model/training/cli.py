@@ -158,7 +158,7 @@ def train_command(
     device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
     precision: Annotated[str, typer.Option(help="Precision: auto, float32 or bfloat16.")] = "auto",
     compile_layers: Annotated[
-        bool, typer.Option("--compile", help="Compile the layers first; with --device cuda.")
+        bool, typer.Option("--compile-layers", help="Compile the layers first; with --device cuda.")
     ] = False,
     threads: Annotated[
         int | None, typer.Option(help="Number of threads; default: all cores.", min=1)
@@ -230,7 +230,7 @@ def train_command(
             seed=seed,
             device=device,
             precision=precision,
-            compile=compile_layers,
+            compile_layers=compile_layers,
             threads=threads,
             eval_every=eval_every,
             save_every_s=save_every_s,

@@ -43,7 +43,7 @@ class TrainConfig:
     seed: int = 0
     device: str = "auto"
     precision: str = "auto"
-    compile: bool = False
+    compile_layers: bool = False
     threads: int | None = None
     eval_every: int = 250
     save_every_s: float = 120.0
@@ -109,7 +109,7 @@ def changes(before: dict[str, Any], now: dict[str, Any], step: int) -> list[str]
     rate = "embedding_learning_rate"  # that of the matrices where a run names none
     if before.get(rate) is None and now[rate] == before["learning_rate"]:
         before = {**before, rate: now[rate]}
-    before = {"dropout": 0.0, "compile": False, **before}  # a run of before there were any
+    before = {"dropout": 0.0, "compile_layers": False, **before}  # a run of before there were any
     changed = {name for name in now | before if now.get(name) != before.get(name)}
     if step <= min(now["decays_from"], before.get("decays_from", 0)):
         changed -= {*_PLAN, "decays_from"}

@@ -98,7 +98,7 @@ class Run:
         if config.initial is not None:
             self.model.load_state_dict(_initial_weights(config.initial, model_config))
         self.model.to(self.device)
-        if config.compile:
+        if config.compile_layers:
             _compile_layers(self.model, self.device)
         self.parameters = list(self.model.parameters())
         self.optimizers = make_optimizers(
@@ -330,9 +330,9 @@ def _initial_weights(folder: Path, config: Config) -> dict[str, Tensor]:
 def _compile_layers(model: Network, device: torch.device) -> None:
     """Fuses what a layer's chunk form does, all layers by one compilation."""
     if device.type != "cuda":
-        raise TrainingError("compile is for device cuda: a CPU has kernels of its own")
+        raise TrainingError("compile_layers is for device cuda: a CPU has kernels of its own")
     if not isinstance(model, LanguageModel):
-        raise TrainingError("compile is of the model_type 'everstream' alone")
+        raise TrainingError("compile_layers is of the model_type 'everstream' alone")
     for block in model.blocks:
         assert isinstance(block, Block)
         block.chunk = torch.compile(  # type: ignore[method-assign]

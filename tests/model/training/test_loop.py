@@ -281,3 +281,11 @@ def test_gradient_that_is_not_finite_leaves_the_weights(
 def test_bad_option_is_named(config: TrainConfig, name: str, value: object) -> None:
     with pytest.raises(TrainingError, match=name):
         dataclasses.replace(config, **{name: value})  # type: ignore[arg-type]
+
+
+def test_layers_are_compiled_on_a_cuda_device_alone(
+    config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer
+) -> None:
+    config = dataclasses.replace(config, device="cpu", compile_layers=True)
+    with pytest.raises(TrainingError, match="compile_layers is for device cuda"):
+        Run(config, tiny, tokenizer)
