@@ -35,12 +35,25 @@ PARTS = (
     *("gated", "gated:conv_size=0", "normed:map=elu", "retnet", "mamba2", "rwkv7"),
     *("dijiang", "dijiang:published=true"),
 )
+#: What the notes that this project began from ask, and what a review missed.
 MAPS = (
-    *("relu", "softmax_map", "efficient", "cosine", "cosformer"),
-    *("performer", "performer:orthogonal=false", "performer:map=simplified"),
-    *("rbf", "rbf:orthogonal=false", "soft_vq", "vq", "window_linear"),
-    *("elu:rotary=before", "elu:rotary=after", "softmax:rotary=none"),
-    *("retnet:positions=rotary", "retnet:positions=none", "normed"),
+    *("relu", "softmax_map", "efficient", "efficient:denominator=weights", "normed"),
+    *("performer", "performer:orthogonal=false", "performer:features=128"),
+    *("performer:features=128,orthogonal=false", "performer:projection=trained"),
+    *("performer:map=hyperbolic", "performer:map=relu", "performer:map=relu,projection=trained"),
+    *("performer:map=simplified", "performer:map=simplified,projection=trained", "rbf"),
+    *("soft_vq:codewords=32", "soft_vq", "soft_vq:qk_norm=true", "vq:window=1", "vq"),
+    *("vq:qk_norm=true", "vq:commitment=0.0001,qk_norm=true"),
+    *("cosine", "cosine:order=2,key_dim=16", "cosine:order=2,key_dim=16,unit_length=false"),
+    *(
+        "elu:denominator=tokens",
+        "softmax_map:denominator=tokens",
+        "delta:negative_eigenvalues=true",
+    ),
+    *("window_linear:window=64", "window_linear:older=forgotten,window=64"),
+    *("softmax:rotary=none", "elu:rotary=before", "elu:rotary=after", "cosine:rotary=before"),
+    *("performer:rotary=before", "retnet:positions=rotary", "retnet:positions=none"),
+    *("cosformer", "cosformer:horizon=512"),
 )
 SEEDS = (0, 1, 2)
 RATES = (3e-3, 6e-3, 1.2e-2)
