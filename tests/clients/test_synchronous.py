@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import socket
 import time
 from collections.abc import Iterator
 
@@ -19,6 +18,7 @@ from clients.python import (
     SessionNotFound,
     Token,
 )
+from tests.reserved_port import ReservedPort
 
 
 def becomes_idle(session: Session) -> None:
@@ -169,9 +169,7 @@ def test_models_and_health(client: Client) -> None:
 
 
 def test_no_server_is_a_connection_lost() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    with Client(f"http://127.0.0.1:{port}", timeout_s=60) as client:
+    with ReservedPort() as port, Client(f"http://127.0.0.1:{port.number}", timeout_s=60) as client:
         assert not client.health()
         with pytest.raises(ConnectionLost):
             client.generate("x")

@@ -10,6 +10,7 @@ import pytest
 
 from server.store.errors import StoreFailed
 from server.store.object_storage.s3 import S3Objects
+from tests.reserved_port import LOCAL, ReservedPort
 from tests.s3_server import KEY, SECRET, S3Server
 
 #: So short that a test need not wait for long, where nothing is going to answer. A call that
@@ -61,13 +62,15 @@ def test_hung_server_fails_in_bounded_time_and_may_go_on(own_s3: S3Server) -> No
 
 
 def test_refused_connection_fails_in_bounded_time(s3: S3Server) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and says nothing
-        port = silent.getsockname()[1]
-        url = s3.url("bucket", endpoint=f"http://127.0.0.1:{port}")
+    with ReservedPort() as port:
+        url = s3.url("bucket", endpoint=f"http://{LOCAL}:{port.number}")
+        with (
+            socket.create_server((LOCAL, port.number)),  # takes connections, and says nothing
+            pytest.raises(StoreFailed),
+        ):
+            S3Objects(url, {}, SHORT_S).get("a")
         with pytest.raises(StoreFailed):
             S3Objects(url, {}, SHORT_S).get("a")
-    with pytest.raises(StoreFailed):
-        S3Objects(url, {}, SHORT_S).get("a")
 
 
 @pytest.mark.parametrize(
