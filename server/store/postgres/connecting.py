@@ -15,6 +15,7 @@ from server.store.errors import StoreFailed
 
 #: Nothing that a store asks takes so long, unless the database hangs.
 TIMEOUT_S = 2.5
+CONNECT_TIMEOUT_S = 2
 
 
 class Hung(psycopg.OperationalError):
@@ -60,7 +61,7 @@ def connect(url: str, *, prepare: bool = True, timed: bool = True) -> psycopg.Co
         url,
         autocommit=True,
         prepare_threshold=2 if prepare else None,
-        connect_timeout=2,
+        connect_timeout=CONNECT_TIMEOUT_S,
         keepalives_idle=5,
         keepalives_interval=2,
         keepalives_count=3,
