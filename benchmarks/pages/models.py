@@ -201,6 +201,27 @@ def family_size_table() -> str:
     return markdown([*head, "fork and token", "after a restart"], body)
 
 
+def full_family_size_table() -> str:
+    """The same with every length, the peak of memory, and a restart with many sessions."""
+    body = []
+    for model in (model for result in FAMILY_SIZES for model in read_result(result)["models"]):
+        name, loading = f"{model['model']}, {model['layers']} layers", model["loading"]
+        body.append([name, "ready after", f"{loading['ready_s']:.1f} s"])
+        memory = f"{loading['steady_bytes'] / 1e6:,.0f} MB, {loading['peak_by_steady']:.2f}"
+        body.append([name, "memory while serving; peak by that", memory])
+        for row in model["sessions"]:
+            text = f"{row['state_bytes'] / 1e6:,.1f} MB; {row['fork_and_token_ms']:.0f} ms;"
+            text += f" {row['first_token_after_restart_ms']:.0f} ms"
+            what = f"session of {row['tokens']:,} tokens: state; fork and token; after a restart"
+            body.append([name, what, text])
+        streams, asleep = model["streams"], model["sleeping"]
+        speed = f"{streams['tokens_per_s']:,.0f} tokens/s"
+        body.append([name, f"{streams['streams']} streams, all together", speed])
+        what = f"restart with {asleep['sessions']} stored sessions: ready; first token of one"
+        body.append([name, what, f"{asleep['ready_s']:.1f} s; {asleep['wake_ms']:.0f} ms"])
+    return markdown(["model", "", "measured"], body)
+
+
 def family_tables(family: str) -> dict[str, str]:
     """The speed of a family that `benchmarks.checkpoints --family` has measured."""
     speed = read_result(RESULTS / f"checkpoints_{family}.json")
@@ -280,6 +301,7 @@ def full_tables() -> dict[str, str]:
         "loading": loading_table(sizes),
         "many": many_table(sizes),
         "sockets": socket_table(read_result(SOCKETS)["files"]),
+        "family sizes": full_family_size_table(),
         **family_tables("mamba2"),
         **family_tables("lfm2"),
     }
