@@ -1,7 +1,8 @@
 """The tensors of a GGUF file and the type of each, for any family.
 
 Vectors stay float32, and what a family says; what remains is as asked, or float16 where its rows
-do not divide into blocks. Tensors are written one at a time.
+do not divide into blocks. Q4_0 of an int4 checkpoint has its matrices number by number, and what
+it has in int8 as Q8_0. Tensors are written one at a time.
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ import numpy as np
 from gguf import GGML_QUANT_VERSION, GGMLQuantizationType, GGUFWriter, LlamaFileType
 from gguf.quants import quant_shape_to_byte_shape, quantize
 
+from model.checkpoint import Checkpoint
 from model.tensor_spec import Shape
-from model.weights import Array
+from model.weights import Array, StoredWeights
+from model.weights.int4 import rounded
 
+#: The embedding and the head.
+_TABLES = ("token_embd.weight", "output.weight")
 KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
 
 
@@ -52,18 +57,32 @@ def write_tensors(
     writer: GGUFWriter,
     planned: Sequence[Planned],
     tensors: Iterable[tuple[str, Array]],
+    checkpoint: Checkpoint,
     dtype: str,
 ) -> None:
     """Writes the metadata so far, then ``tensors``, which come in the order of ``planned``."""
-    kinds = {one.key: _kind(one, KINDS[dtype]) for one in planned}
+    weights, kind = checkpoint.weights, KINDS[dtype]
+    is_int4 = isinstance(weights, StoredWeights) and weights.stored_dtype == "int4"
+    tables = "Q8_0" if is_int4 and kind == "Q4_0" else kind
+    kinds = {one.key: _kind(one, tables if one.key in _TABLES else kind) for one in planned}
     for one in planned:
         _add_info(writer, one.key, one.shape, kinds[one.key])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for key, tensor in tensors:
-        writer.write_tensor_data(np.ascontiguousarray(quantize(tensor, kinds[key])))
+        writer.write_tensor_data(np.ascontiguousarray(_stored(tensor, kinds[key])))
     writer.close()
+
+
+def _stored(tensor: Array, kind: GGMLQuantizationType) -> Array:
+    """As the file has it; a matrix that is int4 already keeps its numbers as Q4_0."""
+    if kind == GGMLQuantizationType.Q4_0 and tensor.ndim == 2:
+        found = rounded(np.asarray(tensor, np.float32))
+        if np.array_equal(found.numbers(), tensor):
+            return found.q4_0()
+    blocks: Array = quantize(tensor, kind)
+    return blocks
 
 
 def _kind(one: Planned, wanted: str) -> GGMLQuantizationType:

@@ -49,7 +49,9 @@ def write_gguf(path: Path, checkpoint: Checkpoint, dtype: str) -> None:
     planned = [
         Planned(part.keys[0], shapes[ours], ours.endswith(".conv")) for ours, part in parts.items()
     ]
-    write_tensors(writer, planned, _in_order(published(checkpoint.weights, parts), config), dtype)
+    write_tensors(
+        writer, planned, _in_order(published(checkpoint.weights, parts), config), checkpoint, dtype
+    )
 
 
 def _add_sizes(writer: GGUFWriter, config: HybridConfig) -> None:

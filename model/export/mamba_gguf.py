@@ -51,7 +51,9 @@ def write_gguf(path: Path, checkpoint: Checkpoint, dtype: str) -> None:
         key = part.keys[0]
         stays = _STAY_FLOAT32.search(key) is not None
         planned.append(Planned(key, shape_of(ours, shapes[ours]), stays))
-    write_tensors(writer, planned, published(checkpoint.weights, parts, shape_of), dtype)
+    write_tensors(
+        writer, planned, published(checkpoint.weights, parts, shape_of), checkpoint, dtype
+    )
 
 
 def _add_sizes(writer: GGUFWriter, config: MambaFamily) -> None:

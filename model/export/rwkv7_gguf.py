@@ -42,7 +42,7 @@ def write_gguf(path: Path, checkpoint: Checkpoint, dtype: str) -> None:
     tensors = [
         Planned(key, shape, _STAY_FLOAT32.search(key) is not None) for key, shape in _shapes(config)
     ]
-    write_tensors(writer, tensors, _tensors(checkpoint), dtype)
+    write_tensors(writer, tensors, _tensors(checkpoint), checkpoint, dtype)
 
 
 def _add_metadata(writer: GGUFWriter, checkpoint: Checkpoint, dtype: str) -> None:

@@ -39,6 +39,19 @@ class Int4(NamedTuple):
         pairs: npt.NDArray[np.uint8] = halves[:, ::2] | np.left_shift(halves[:, 1::2], np.uint8(4))
         return pairs
 
+    def q4_0(self) -> npt.NDArray[np.uint8]:
+        """The blocks of GGUF's Q4_0, [n, k / 32 * 18]; 32 must divide k.
+
+        A block is the scale and 16 bytes, with code i plus 8 in the lower half of byte i and code
+        i + 16 in the upper half.
+        """
+        rows, groups = self.scales.shape
+        halves = (self.codes + 8).astype(np.uint8).reshape(rows, groups, 2, GROUP // 2)
+        pairs = halves[:, :, 0] | np.left_shift(halves[:, :, 1], np.uint8(4))
+        scales = self.scales.view(np.uint8).reshape(rows, groups, 2)
+        blocks: npt.NDArray[np.uint8] = np.concatenate([scales, pairs], axis=-1)
+        return blocks.reshape(rows, -1)
+
 
 def unpacked(packed: Array, scales: Array) -> Float:
     """The numbers of `Int4.packed` rows [n, k / 2] and their scales, [n, k]."""
