@@ -1,0 +1,1 @@
+"""Precisions of models trained here, and llama.cpp's of the same weights."""
