@@ -1,27 +1,26 @@
-"""The command: ``python -m benchmarks.mechanisms train|recall|speed|report|ablation``.
+"""The command: ``python -m benchmarks.mechanisms ablation|speed|report``.
 
-All three kinds of runs leave one JSON file each in ``--runs``. ``train`` and ``recall`` skip
-what is there, so that the same command continues after an interruption. ``speed`` measures all its
-mechanisms together, and replaces earlier figures of theirs. ``ablation`` runs the plan of
-`benchmarks.mechanisms.plan`, with one file for each finished run in ``--results``.
+Each run leaves a JSON file in ``--runs``. ``ablation`` runs the plan of
+`benchmarks.mechanisms.plan` and skips what is there, so that the same command continues after an
+interruption. ``speed`` measures all its mechanisms together and replaces their earlier figures.
+``report`` gathers all files in one, and draws.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from functools import partial
 from pathlib import Path
 
 import torch
 
 from benchmarks.machine import machine
-from benchmarks.mechanisms import language, plan, recall, speed
+from benchmarks.mechanisms import language, plan, speed
 from benchmarks.mechanisms.ablation import listed, run_jobs
 from benchmarks.mechanisms.folder import Folder, RunError, origin, read_results
 from benchmarks.mechanisms.gather import competitors, plot
 from benchmarks.mechanisms.specs import SIZES, Spec, all_specs
-from benchmarks.report import RESULTS, write_result
+from benchmarks.report import write_result
 from model.config import ConfigError
 from model.memory import keep_freed_memory
 
@@ -33,32 +32,10 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     )
     commands = parser.add_subparsers(dest="command", required=True)
 
-    train = _command(commands, "train", "train language models and measure bits per byte")
-    _competitors(train, seeds=True)
-    _texts(train)
-    train.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
-    train.add_argument("--valid", type=Path, required=True)
-    train.add_argument("--out-of-domain", type=Path, required=True)
-    train.add_argument("--steps", type=int, default=language.Recipe.num_steps)
-    train.add_argument("--warmup-steps", type=int, default=language.Recipe.warmup_steps)
-    train.add_argument("--eval-bytes", type=int, default=language.Recipe.eval_bytes)
-    train.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    train.add_argument(
-        "--precision", choices=("auto", "float32", "bfloat16"), default=language.Recipe.precision
-    )
-    train.add_argument(
-        "--learning-rate",
-        type=float,
-        default=language.Recipe.learning_rate,
-        help="runs of another rate belong into a folder of their own",
-    )
-
-    recalls = _command(commands, "recall", "measure associative recall")
-    _competitors(recalls, seeds=True)
-    recalls.add_argument("--steps", type=int, default=recall.RecallRecipe.num_steps)
-
     speeds = _command(commands, "speed", "measure training and decoding speed, on an idle machine")
-    _competitors(speeds, seeds=False)
+    speeds.add_argument(
+        "mechanisms", nargs="*", help="mechanisms such as elu or elu:rotary=after; default: all"
+    )
     _texts(speeds)
     speeds.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     speeds.add_argument("--rounds", type=int, default=speed.SpeedRecipe.rounds)
@@ -74,9 +51,6 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     _texts(ablation)
     ablation.add_argument("--valid", type=Path, required=True)
     ablation.add_argument("--out-of-domain", type=Path, required=True)
-    ablation.add_argument(
-        "--results", type=Path, default=RESULTS / "ablation", help="folder of the finished runs"
-    )
     ablation.add_argument(
         "--questions", nargs="+", choices=plan.QUESTIONS, default=list(plan.QUESTIONS)
     )
@@ -98,14 +72,6 @@ def _command(
     return command
 
 
-def _competitors(command: argparse.ArgumentParser, seeds: bool) -> None:
-    command.add_argument(
-        "mechanisms", nargs="*", help="mechanisms such as elu or elu:rotary=after; default: all"
-    )
-    if seeds:
-        command.add_argument("--seeds", type=int, nargs="+", default=[0])
-
-
 def _texts(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--data", type=Path, action="append", required=True, help="text; repeat for several"
@@ -125,43 +91,11 @@ def main() -> None:
         if options.command == "ablation":
             run_ablation(folder, options)
             return
-        specs = [Spec.parse(text) for text in options.mechanisms] or all_specs()
-        commands = {"train": run_train, "recall": run_recall, "speed": run_speed}
-        commands[options.command](folder, specs, options)
+        run_speed(folder, [Spec.parse(text) for text in options.mechanisms] or all_specs(), options)
     except (ConfigError, RunError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-def run_train(folder: Folder, specs: list[Spec], options: argparse.Namespace) -> None:
-    """Every mechanism of a size and seed before the next seed."""
-    recipe = language.Recipe(
-        data=tuple(options.data),
-        valid=options.valid,
-        out_of_domain=options.out_of_domain,
-        num_steps=options.steps,
-        warmup_steps=options.warmup_steps,
-        eval_bytes=options.eval_bytes,
-        device=options.device,
-        precision=options.precision,
-        learning_rate=options.learning_rate,
-    )
-    for seed in options.seeds:
-        for size in options.sizes:
-            for spec in specs:
-                name = f"{size}-{spec.slug}-{seed}"
-                run = partial(language.run, folder, name, size, spec, seed, recipe)
-                folder.run_once(name, run)
-
-
-def run_recall(folder: Folder, specs: list[Spec], options: argparse.Namespace) -> None:
-    """A tiny model each."""
-    recipe = recall.RecallRecipe(num_steps=options.steps)
-    for seed in options.seeds:
-        for spec in specs:
-            name = f"recall-joined-{spec.slug}-{seed}"
-            folder.run_once(name, partial(recall.run, spec, seed, recipe))
 
 
 def run_speed(folder: Folder, specs: list[Spec], options: argparse.Namespace) -> None:
@@ -177,7 +111,6 @@ def run_speed(folder: Folder, specs: list[Spec], options: argparse.Namespace) ->
 
 def run_ablation(folder: Folder, options: argparse.Namespace) -> None:
     """What has no result yet. Raises `RunError` where a run has failed."""
-    folder = Folder(folder.path, options.results)
     recipe = language.Recipe(
         tuple(options.data),
         options.valid,

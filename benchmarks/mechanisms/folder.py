@@ -1,7 +1,7 @@
 """The folder of a comparison: one JSON file per finished run, and what all runs share.
 
 RUNS/tokenizer.json, RUNS/cache/      made once
-RUNS/<size>-<mechanism>-<seed>.json   a finished run, or in a folder of its own
+RUNS/<question>-<...>-<seed>.json     a finished run
 RUNS/work/<...>/                      what an interrupted run continues from, then its model
 """
 
@@ -36,8 +36,6 @@ class Folder:
     """Where the runs of one comparison are kept."""
 
     path: Path
-    #: Where finished runs are written, if not to ``path``.
-    results: Path | None = None
 
     @property
     def cache(self) -> Path:
@@ -47,7 +45,7 @@ class Folder:
         return self.path / "work" / name
 
     def result(self, name: str) -> Path:
-        return (self.results or self.path) / f"{name}.json"
+        return self.path / f"{name}.json"
 
     def prepare(self, data: list[Path], vocab_size: int = VOCAB_SIZE) -> Tokenizer:
         """The tokenizer, learnt from ``data`` where there is none, and its tokens in the cache.

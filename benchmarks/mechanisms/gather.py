@@ -1,35 +1,37 @@
-"""From the files of single runs to competitors (the seeds of one mechanism and size), and plots."""
+"""From single runs to competitors (the seeds of one mechanism at size small), and plots of them."""
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.mechanisms.quality import WINDOW
 
 Run = dict[str, Any]
+#: The questions of `benchmarks.mechanisms.plan` whose runs have one recipe and size.
+COMPARED = ("parts", "maps")
 #: The rate that the second plot shows: a cache at its shorter length.
 RATES = ("decode_16", f"decode_16_at_{WINDOW}")
 
 
 @dataclass(frozen=True)
 class Competitor:
-    """One row of the tables. ``speed`` is the figures of ``speed``, where it was measured."""
+    """One mechanism. ``speed`` is the figures of ``speed``, where it was measured."""
 
     name: str
-    size: str
     runs: tuple[Run, ...]
     speed: Run | None
 
-    def bits_per_byte(self, text: str = "valid", way: str = "windows") -> float:
-        """The mean over seeds."""
-        return statistics.fmean(run["quality"][text]["bits_per_byte"][way] for run in self.runs)
+    def values(self, text: str = "valid", way: str = "windows") -> list[float]:
+        """Bits per byte of each seed."""
+        return [run["quality"][text]["bits_per_byte"][way] for run in self.runs]
+
+    def bits_per_byte(self) -> float:
+        """The mean over seeds, in windows of the validation text."""
+        return statistics.fmean(self.values())
 
     @property
     def session_bytes(self) -> int:
@@ -42,43 +44,23 @@ class Competitor:
         return "state_bytes" in self.runs[0]
 
 
+def of_question(runs: list[Run], *questions: str) -> list[Run]:
+    """Those whose names begin with one of ``questions``."""
+    return [run for run in runs if run["name"].partition("-")[0] in questions]
+
+
 def competitors(runs: list[Run]) -> list[Competitor]:
-    """All trained mechanisms.
+    """All mechanisms that were trained by the common recipe, the fewest bits per byte first.
 
-    Raises `ValueError` where two runs of a size were not made by the same recipe.
+    Raises `ValueError` where two runs were not made by the same recipe.
     """
-    groups: dict[tuple[str, str], list[Run]] = {}
-    for run in runs:
-        if run["kind"] == "language":
-            groups.setdefault((run["size"], run["mechanism"]), []).append(run)
-    for size in {size for size, _ in groups}:
-        _check_same_recipe([r for r in runs if (r["kind"], r.get("size")) == ("language", size)])
-    speeds = {(r["size"], r["mechanism"]): r for r in runs if r["kind"] == "speed"}
-    return [
-        Competitor(label, size, tuple(group), speeds.get((size, label)))
-        for (size, label), group in groups.items()
-    ]
-
-
-def leaderboard(entries: list[Competitor]) -> list[Competitor]:
-    """The fewest bits per byte on the validation text first."""
-    return sorted(entries, key=Competitor.bits_per_byte)
-
-
-def difference(entry: Competitor, baseline: Competitor) -> tuple[float, float]:
-    """Bits per byte more than the baseline, and the standard error that comes from the text.
-
-    Both are scored on the same windows, so the differences of single windows tell how far
-    the mean could be off on another text of this kind. What another seed gives is not in it.
-    """
-    ours, theirs = (
-        np.mean([run["quality"]["valid"]["nats_per_window"] for run in e.runs], axis=0)
-        for e in (entry, baseline)
-    )
-    per_byte = 1 / math.log(2) / entry.runs[0]["quality"]["valid"]["num_bytes"]
-    gaps = (ours - theirs) * per_byte
-    error = gaps.std(ddof=1) * math.sqrt(len(gaps)) if len(gaps) > 1 else math.nan
-    return float(gaps.sum()), float(error)
+    groups: dict[str, list[Run]] = {}
+    for run in of_question(runs, *COMPARED):
+        groups.setdefault(run["mechanism"], []).append(run)
+    _check_same_recipe([run for group in groups.values() for run in group])
+    speeds = {run["mechanism"]: run for run in runs if run["kind"] == "speed"}
+    found = [Competitor(name, tuple(group), speeds.get(name)) for name, group in groups.items()]
+    return sorted(found, key=Competitor.bits_per_byte)
 
 
 def bucket_names(entries: list[Competitor]) -> list[str]:
@@ -87,26 +69,8 @@ def bucket_names(entries: list[Competitor]) -> list[str]:
     return sorted(names, key=lambda name: int(name.partition("-")[0]))
 
 
-def recall_rows(runs: list[Run]) -> tuple[list[tuple[str, int, list[float]]], list[str]]:
-    """(mechanism, number of seeds, mean accuracies), best first, and the numbers of pairs.
-
-    Raises `ValueError` where two runs were not made by the same recipe.
-    """
-    of_recall = [run for run in runs if run["kind"] == "recall"]
-    _check_same_recipe(of_recall)
-    groups: dict[str, list[Run]] = {}
-    for run in of_recall:
-        groups.setdefault(run["mechanism"], []).append(run)
-    pairs = list(next(iter(groups.values()))[0]["accuracy"])
-    rows = [
-        (name, len(group), [statistics.fmean(r["accuracy"][n] for r in group) for n in pairs])
-        for name, group in groups.items()
-    ]
-    return sorted(rows, key=lambda row: -sum(row[2])), pairs
-
-
 def _check_same_recipe(runs: list[Run]) -> None:
-    """All runs have the first one's recipe and, if they are of language, its texts."""
+    """All runs have the first one's recipe and texts."""
     for run in runs[1:]:
         ours, theirs = _fixed(run), _fixed(runs[0])
         changed = [n for n in sorted(ours.keys() | theirs.keys()) if ours.get(n) != theirs.get(n)]
@@ -116,9 +80,6 @@ def _check_same_recipe(runs: list[Run]) -> None:
 
 def _fixed(run: Run) -> Run:
     """What must be equal."""
-    if run["kind"] == "recall":
-        # An ignored limit, which runs before its removal have.
-        return {name: value for name, value in run["recipe"].items() if name != "max_seconds"}
     digests = {text: run["quality"][text]["digest"] for text in ("valid", "out_of_domain")}
     return {**run["recipe"], **digests}
 
@@ -152,21 +113,18 @@ def decoding_rate(entry: Competitor) -> float:
 def _draw(
     entries: list[Competitor], x: Callable[[Competitor], float], label: str, path: Path
 ) -> None:
-    """One panel per size; the best corner is at the bottom."""
+    """The best corner is at the bottom."""
     from matplotlib.figure import Figure
 
-    sizes = list(dict.fromkeys(entry.size for entry in entries))
-    figure = Figure(figsize=(7 * len(sizes), 5.5), layout="constrained")
-    panels: Any = figure.subplots(1, len(sizes), squeeze=False)[0]
-    for axes, size in zip(panels, sizes, strict=True):
-        axes.set(title=size, xscale="log", ylabel="bits per byte, validation, windows of 512")
-        for entry in (entry for entry in entries if entry.size == size):
-            colour = "tab:blue" if entry.constant else "tab:orange"
-            point = (x(entry), entry.bits_per_byte())
-            face = colour if entry.constant else "none"
-            axes.plot(*point, "o", color=colour, markerfacecolor=face)
-            axes.annotate(entry.name, point, (5, 3), textcoords="offset points", fontsize=8)
-        axes.margins(x=0.15)
-        axes.grid(alpha=0.3)
-    figure.supxlabel(label, fontsize=10)
+    figure = Figure(figsize=(10, 7), layout="constrained")
+    axes: Any = figure.subplots()
+    axes.set(xscale="log", xlabel=label, ylabel="bits per byte, validation, windows of 512")
+    for entry in entries:
+        colour = "tab:blue" if entry.constant else "tab:orange"
+        point = (x(entry), entry.bits_per_byte())
+        face = colour if entry.constant else "none"
+        axes.plot(*point, "o", color=colour, markerfacecolor=face)
+        axes.annotate(entry.name, point, (5, 3), textcoords="offset points", fontsize=7)
+    axes.margins(x=0.15)
+    axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)

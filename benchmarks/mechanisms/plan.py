@@ -55,6 +55,12 @@ MAPS = (
     *("performer:rotary=before", "retnet:positions=rotary", "retnet:positions=none"),
     *("cosformer", "cosformer:horizon=512"),
 )
+#: Those of the parts and maps that the summary shows.
+SHOWN = (
+    *("softmax", "softmax:conv_size=4", "elu", "elu:conv_size=4", "delta", "gated", "mamba2"),
+    *("rwkv7", "retnet", "dijiang", "vq", "soft_vq", "performer", "cosformer", "cosine", "relu"),
+    *("window_linear:window=64", "window_linear:older=forgotten,window=64"),
+)
 SEEDS = (0, 1, 2)
 RATES = (3e-3, 6e-3, 1.2e-2)
 RATED = ("softmax", SOFTMAX_SURROUNDED, "elu", "delta", "gated", "retnet", "mamba2", "rwkv7")

@@ -88,7 +88,6 @@ def score(
         },
         "long_is": "stream" if constant else "sliding",
         "buckets": buckets(runs, position, num_bytes),
-        "nats_per_window": nats_per_window(runs["windows"], position),
     }
 
 
@@ -123,12 +122,6 @@ def buckets(
                 ),
             }
     return result
-
-
-def nats_per_window(nats: Nats, position: NDArray[np.int64]) -> list[float]:
-    """Sums over windows, by which two models can be compared piece of text by piece."""
-    starts = np.flatnonzero(position % WINDOW == 0)
-    return [round(float(value), 3) for value in np.add.reduceat(nats, starts)]
 
 
 def in_pieces(

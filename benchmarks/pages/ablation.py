@@ -1,4 +1,4 @@
-"""The tables of the ablation in comparison-tables.md, of what has finished until now.
+"""The tables of the questions that `benchmarks.mechanisms.plan` asks, of what has finished.
 
 Intervals are those of the seeds: mean ± standard deviation.
 """
@@ -9,25 +9,20 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.mechanisms.folder import read_results
 from benchmarks.mechanisms.plan import CONVERTED, RATED, RATES, RECALLED, STATES
 from benchmarks.mechanisms.specs import BASELINE, Spec
-from benchmarks.report import RESULTS, markdown
+from benchmarks.report import markdown
 
 Run = dict[str, Any]
-FOLDER = RESULTS / "ablation"
 #: Rows of the parts that stand in the table of the maps as well.
 COMPARED = (BASELINE, "elu", "retnet")
+#: What else is shown of a run: text and way of reading.
+MORE = (("valid", "long"), ("out_of_domain", "windows"))
 NOTHING, MISSING = "No run has finished yet.", "-"
 
 
-def tables() -> dict[str, str]:
-    """By name; one without runs says so."""
-    return tables_of(read_results(FOLDER) if FOLDER.is_dir() else [])
-
-
 def tables_of(runs: list[Run]) -> dict[str, str]:
-    """See `tables`; ``runs`` have the names of their jobs."""
+    """By name; one without runs says so. ``runs`` have the names of their jobs."""
     of: dict[str, list[Run]] = {}
     for run in runs:
         of.setdefault(run["name"].partition("-")[0], []).append(run)
@@ -47,24 +42,26 @@ def tables_of(runs: list[Run]) -> dict[str, str]:
 
 def parts_table(runs: list[Run]) -> str:
     """Bits per byte over the seeds, the fewest first."""
-    found = {name: [_bits(run) for run in group] for name, group in _by_mechanism(runs).items()}
+    groups = _by_mechanism(runs)
+    found = {name: [_bits(run) for run in group] for name, group in groups.items()}
     baseline = found.get(BASELINE)
     rows = []
     for name in sorted(found, key=lambda name: statistics.fmean(found[name])):
-        run = _by_mechanism(runs)[name][0]
+        run = groups[name][0]
         gap = statistics.fmean(found[name]) - statistics.fmean(baseline) if baseline else None
         rows.append(
             [
                 f"`{name}`",
                 str(len(found[name])),
-                _interval(found[name], 4),
+                interval(found[name], 4),
                 MISSING if gap is None or name == BASELINE else f"{gap:+.4f}",
+                *(interval([_bits(each, *which) for each in groups[name]], 4) for which in MORE),
                 f"{run['num_parameters']:,}",
                 f"{run['state_bytes']:,}" if "state_bytes" in run else "grows",
             ]
         )
-    head = ["mechanism", "seeds", "bits per byte", f"against {BASELINE}", "parameters"]
-    return markdown([*head, "bytes per session"], rows)
+    head = ["mechanism", "seeds", "bits per byte", f"against {BASELINE}", "long past"]
+    return markdown([*head, "out of domain", "parameters", "bytes per session"], rows)
 
 
 def rates_table(runs: list[Run]) -> str:
@@ -120,12 +117,13 @@ def _by_mechanism(runs: list[Run]) -> dict[str, list[Run]]:
     return groups
 
 
-def _bits(run: Run) -> float:
-    bits: float = run["quality"]["valid"]["bits_per_byte"]["windows"]
+def _bits(run: Run, text: str = "valid", way: str = "windows") -> float:
+    bits: float = run["quality"][text]["bits_per_byte"][way]
     return bits
 
 
-def _interval(values: list[float], places: int) -> str:
+def interval(values: list[float], places: int) -> str:
+    """The mean and, of several, the standard deviation."""
     spread = f" ± {statistics.stdev(values):.{places}f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.{places}f}{spread}"
 

@@ -59,13 +59,13 @@ def small_plan(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_whole_plan_runs_once_and_becomes_tables(
     tmp_path: Path, recipe: language.Recipe, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = Folder(tmp_path / "runs", tmp_path / "results")
+    folder = Folder(tmp_path / "runs")
     todo = jobs(folder, recipe, recall_steps=2)
     assert run_jobs(folder, todo) == []
     assert "11 of 11 runs done, about 0.0 h left" in capsys.readouterr().out
     assert run_jobs(folder, todo) == []
     assert "done in" not in capsys.readouterr().out
-    runs = read_results(tmp_path / "results")
+    runs = read_results(folder.path)
     assert {run["name"] for run in runs} == {job.name for job in todo}
     assert all("/" not in run["command"] for run in runs)
     tables = ablation.tables_of(runs)
@@ -158,13 +158,19 @@ def test_tables_have_seeds_and_say_what_is_missing() -> None:
             "num_parameters": 1000,
             "state_bytes": 64,
             "recipe": {"learning_rate": 6e-3},
-            "quality": {"valid": {"bits_per_byte": {"windows": bits + 0.1 * seed}}},
+            "quality": {
+                "valid": {"bits_per_byte": {"windows": bits + 0.1 * seed, "long": bits}},
+                "out_of_domain": {"bits_per_byte": {"windows": 4.0}},
+            },
         }
         for name, bits in (("softmax", 2.0), ("delta", 1.5))
         for seed in (0, 1)
     ]
     tables = ablation.tables_of(runs)
     first, second = tables["ablation, parts"].splitlines()[2:]
-    assert first == "| `delta` | 2 | 1.5500 ± 0.0707 | -0.5000 | 1,000 | 64 |"
+    assert first == (
+        "| `delta` | 2 | 1.5500 ± 0.0707 | -0.5000 | 1.5000 ± 0.0000 | 4.0000 ± 0.0000"
+        " | 1,000 | 64 |"
+    )
     assert second.startswith("| `softmax` | 2 | 2.0500 ± 0.0707 | - |")
     assert tables["ablation, recall"] == ablation.NOTHING
