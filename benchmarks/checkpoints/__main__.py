@@ -2,8 +2,9 @@
 
     python -m benchmarks.checkpoints --models FOLDER
     python -m benchmarks.checkpoints --family qwen35 --context 0 4096 --models FOLDER
+    python -m benchmarks.checkpoints --family qwen35 --context 0 4096 --threads 2 --keep
 
-At each point they take turns for several rounds, each in a process of its own; a figure is the
+The last one measures some rows again and keeps the others, with the commands that gave them. At each point they take turns for several rounds, each in a process of its own; a figure is the
 median of its rounds. A ratio is Everstream's by the other's. Before each turn the bandwidth of
 reading as many bytes as a step moves is measured: the share of the roofline follows from it.
 """
@@ -17,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import astuple, fields
 from itertools import product
 from pathlib import Path
 
@@ -27,7 +29,7 @@ from benchmarks.decode.roofline import Rates
 from benchmarks.decode.worker import Worker
 from benchmarks.pages.models import OURS, PEERS, RESULT, speed_tables
 from benchmarks.process import exit_on_sigterm
-from benchmarks.report import Figures, Result, command_line
+from benchmarks.report import Figures, Result, command_line, read_result
 
 CONTENDERS = {
     "everstream": "benchmarks.checkpoints.contenders:FromFile",
@@ -100,6 +102,9 @@ def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.0, help="seconds of each turn")
     parser.add_argument("--models", type=Path, help="folder to keep the files in between runs")
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the rows of the output that are not measured"
+    )
     options = parser.parse_args(command)
     sizes, contenders = FAMILIES[options.family]
     options.size = options.size or list(sizes)
@@ -111,12 +116,28 @@ def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+def kept(options: argparse.Namespace) -> Figures:
+    """The rows of the output that are not measured now, and the commands that gave them."""
+    if not options.keep:
+        return {"rows": []}
+    before = read_result(options.output)
+    now = {astuple(point) for threads in options.threads for point in points(options, threads)}
+    rows = [row for row in before["rows"] if astuple(point_of(row)) not in now]
+    commands = [*before.get("earlier_commands", []), before["command"]]
+    return {"earlier_commands": commands, "rows": rows}
+
+
+def point_of(row: Figures) -> Point:
+    """The point that a row was measured at."""
+    return Point(**{field.name: row[field.name] for field in fields(Point)})
+
+
 def main(command: Sequence[str] | None = None) -> None:
     """Measures, writes the result after each row, and prints the tables."""
     exit_on_sigterm()
     options = arguments(command)
     result = Result("checkpoints", options.output)
-    figures: Figures = {"rounds": options.rounds, "seconds": options.seconds, "rows": []}
+    figures: Figures = {"rounds": options.rounds, "seconds": options.seconds, **kept(options)}
     with tempfile.TemporaryDirectory() as folder:
         for row in measure_all(options, options.models or Path(folder)):
             figures["rows"].append(row)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
 from benchmarks.checkpoints import folders
+from benchmarks.checkpoints.__main__ import arguments, kept, points
 from benchmarks.checkpoints.shapes import CONFIGS, random_weights
 from benchmarks.decode.models import step_cost
 from benchmarks.decode.peers import Measured, Opened, Point
 from benchmarks.decode.report import Row, Turns, figures_of
 from benchmarks.decode.roofline import Cost
 from benchmarks.pages.models import table
+from benchmarks.report import write_result
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.state import StateLayout
 from model.weights import num_parameters
@@ -69,3 +73,15 @@ def test_report_divides_by_each_peer_and_names_who_did_not_take_part() -> None:
     assert row["contenders"]["everstream"]["fraction"] == 0.5
     assert row["skipped"] == {"rwkv": "none"}
     assert "| bfloat16 | 1 | 1 stream | 20.0 | 50% (bandwidth) | 10.0 | 2.00 |" in table([row])
+
+
+def test_rows_that_are_not_measured_again_are_kept(tmp_path: Path) -> None:
+    output = tmp_path / "result.json"
+    words = ["--size", "0.1B", "--streams", "1", "--dtype", "int8", "--output", str(output)]
+    all_of_it = arguments([*words, "--threads", "1", "2"])
+    rows = [asdict(point) for threads in (1, 2) for point in points(all_of_it, threads)]
+    write_result(output, {"command": "the first", "rows": rows})
+    found = kept(arguments([*words, "--threads", "2", "--keep"]))
+    assert found["earlier_commands"] == ["the first"]
+    assert found["rows"] == [row for row in rows if row["threads"] == 1]
+    assert kept(arguments([*words, "--threads", "2"])) == {"rows": []}
