@@ -1,4 +1,4 @@
-"""The commands ``everstream tokenizer``, ``train`` and ``eval``."""
+"""The commands ``everstream tokenizer``, ``train``, ``average`` and ``eval``."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def register(app: typer.Typer) -> None:
     """Adds the commands to ``app``."""
     app.command("tokenizer")(tokenizer_command)
     app.command("train")(train_command)
+    app.command("average")(average_command)
     app.command("eval")(eval_command)
 
 
@@ -278,6 +279,18 @@ def _outcome(out: Path, model: Path, num_steps: int) -> str:
 
 #: Of the state that a text is read into, where no bound is given.
 EVAL_STATE_BYTES = 1 << 30
+
+
+def average_command(
+    models: Annotated[list[Path], typer.Argument(help="Folders of models of one shape.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write the model to.")],
+) -> None:
+    """Write the mean of several models' weights."""
+    from model.training.average import average
+
+    with errors_as_lines():
+        average(models, out)
+    typer.echo(f"{out}: the mean of {len(models)} models")
 
 
 def eval_command(

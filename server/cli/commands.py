@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "inspect": ("server.cli.inspect", "inspect"),
     "tokenizer": ("model.training.cli", "tokenizer_command"),
     "train": ("model.training.cli", "train_command"),
+    "average": ("model.training.cli", "average_command"),
     "eval": ("model.training.cli", "eval_command"),
     "export": ("model.export.cli", "export_command"),
     "pull": ("model.hub.cli", "pull_command"),
