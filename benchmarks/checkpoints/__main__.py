@@ -4,7 +4,9 @@
     python -m benchmarks.checkpoints --family qwen35 --context 0 4096 --models FOLDER
     python -m benchmarks.checkpoints --family qwen35 --context 0 4096 --threads 2 --keep
 
-The last one measures some rows again and keeps the others, with the commands that gave them. At each point they take turns for several rounds, each in a process of its own; a figure is the
+The last one measures some rows again and keeps the others, with the commands that gave them.
+
+At each point they take turns for several rounds, each in a process of its own; a figure is the
 median of its rounds. A ratio is Everstream's by the other's. Before each turn the bandwidth of
 reading as many bytes as a step moves is measured: the share of the roofline follows from it.
 """

@@ -152,9 +152,14 @@ def made(name: str, model: Figures) -> str:
         f"\n\n```sh\n{_wrapped(run['command'])}\n```"
         for run in model["runs"]
     ]
-    if runs:
-        last = model["runs"][-1]["command"].rpartition(" --out ")[2]
-        runs.append(f"```sh\neverstream quantize {last}/model model/bundled/{name}\n```")
+    folders = [run["command"].rpartition(" --out ")[2] for run in model["runs"]]
+    if folders:
+        last, commands = f"{folders[-1]}/model", []
+        if model.get("averaged"):
+            parts, last = " ".join(f"{folder}/model" for folder in folders), "runs/average"
+            commands.append(f"everstream average {parts} {last}")
+        commands.append(f"everstream quantize {last} model/bundled/{name}")
+        runs.append("```sh\n" + "\n".join(commands) + "\n```")
     return "\n\n".join([f"### Training {name}", *runs])
 
 

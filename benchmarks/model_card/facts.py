@@ -1,10 +1,12 @@
 """The facts of the bundled models' card, measured: shapes, hashes, quality, samples, cost.
 
     python -m benchmarks.model_card.facts --data FOLDER --run everstream-stories=RUN [...]
+      [--average everstream-stories=MODEL]
 
 ``--data`` is the folder of the training and validation texts. ``--run NAME=RUN`` is a folder
 that `everstream train` left, once for each part of a model's training, in their order; the
-weights before int8 are the last one's. Writes `RESULT` and a copy of the authors' list
+weights before int8 are the last one's, or with ``--average`` those of MODEL, the mean of all parts.
+Writes `RESULT` and a copy of the authors' list
 `CREDITS`; `python -m benchmarks.model_card` writes the card from them.
 
 A model without ``--run`` keeps the runs and the figures before int8 that are written there.
@@ -71,6 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--run", action="append", default=[], metavar="NAME=RUN")
+    parser.add_argument("--average", action="append", default=[], metavar="NAME=MODEL")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     runs: dict[str, list[Path]] = {}
@@ -79,16 +82,21 @@ def main() -> None:
         if name not in bundled_models() or not run:
             parser.error(f"--run: NAME=RUN with a name of {', '.join(bundled_models())}")
         runs.setdefault(name, []).append(Path(run))
-    written = write(options.data, runs, options.threads)
+    averages = {name: Path(model) for name, _, model in (t.partition("=") for t in options.average)}
+    written = write(options.data, runs, averages, options.threads)
     print(json.dumps({"benchmark": "bundled_models", "models": list(written["models"])}))
 
 
-def write(data: Path, runs: dict[str, list[Path]], threads: int = 1) -> Figures:
+def write(
+    data: Path, runs: dict[str, list[Path]], averages: dict[str, Path], threads: int = 1
+) -> Figures:
     """Measures every bundled model and writes `RESULT` and `CREDITS`."""
     result = Result("model_card.facts", RESULT)
     before = read()["models"] if RESULT.is_file() else {}
     models = {
-        name: measured(folder, data, runs.get(name, []), before.get(name, {}), threads)
+        name: measured(
+            folder, data, runs.get(name, []), averages.get(name), before.get(name, {}), threads
+        )
         for name, folder in bundled_models().items()
     }
     texts = [text for model in models.values() for run in model["runs"] for text in run["data"]]
@@ -111,7 +119,12 @@ def read() -> Figures:
 
 
 def measured(
-    folder: Path, data: Path, runs: Sequence[Path], before: Figures, threads: int
+    folder: Path,
+    data: Path,
+    runs: Sequence[Path],
+    average: Path | None,
+    before: Figures,
+    threads: int,
 ) -> Figures:
     """All that the card says of one model; ``before`` is what was written of it."""
     checkpoint = load_checkpoint(folder)
@@ -120,10 +133,15 @@ def measured(
         for dtype in COMPUTED
         for row in bits_per_byte(checkpoint, dtype, data, threads)
     ]
-    known = {"runs": before.get("runs", []), "unrounded": before.get("unrounded", [])}
+    known = {
+        "runs": before.get("runs", []),
+        "averaged": before.get("averaged", False),
+        "unrounded": before.get("unrounded", []),
+    }
     if runs:
-        trained = load_checkpoint(runs[-1] / "model")
+        trained = load_checkpoint(average or runs[-1] / "model")
         known["runs"] = [facts_of_run(run) for run in runs]
+        known["averaged"] = average is not None
         known["unrounded"] = list(bits_per_byte(trained, "float32", data, threads))
     return {
         **shape_facts(checkpoint),
