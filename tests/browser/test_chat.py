@@ -128,3 +128,12 @@ def test_first_page_of_other_models_is_the_text(page: Page) -> None:
     expect(page.locator("#model-facts")).not_to_be_empty()
     expect(page.locator("#chat-link")).to_be_hidden()
     assert page.url.endswith("/")
+
+
+def test_chat_without_a_model_for_it_cannot_be_sent_and_leads_to_the_text(page: Page) -> None:
+    page.goto(f"{page.url}chat")
+    expect(page.get_by_role("alert")).to_contain_text("No model of this server has a chat template")
+    expect(page.locator("#send")).to_be_disabled()
+    expect(page.locator("#model")).to_be_hidden()
+    page.get_by_role("link", name="Text and sessions").click()
+    expect(page.locator("#model-facts")).not_to_be_empty()

@@ -25,9 +25,12 @@ async function findModels() {
   if (!response.ok) throw await errorOf(response);
   const { data } = await response.json();
   models = data.filter(({ everstream }) => everstream.chat);
-  if (!models.length) throw new Error("No model of this server has a chat template.");
+  $("model").hidden = !models.length;
   $("model").replaceChildren(...models.map(({ id }) => new Option(id, id)));
   draw();
+  if (!models.length) {
+    throw new Error("No model of this server has a chat template. “Text and sessions”, above, continues a text.");
+  }
 }
 
 function draw() {
