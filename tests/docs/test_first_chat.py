@@ -24,7 +24,7 @@ from tests.rwkv7 import SHAPES, published, write_pth
 
 pytestmark = pytest.mark.process
 
-PULL, SERVE, CHAT, START, READ = re.findall(SHELL, page("first-chat.md"))
+PULL, SERVE, CHAT, START, _KILL, READ = re.findall(SHELL, page("first-chat.md"))
 EVERSTREAM = [sys.executable, "-m", "server.cli.main"]
 
 
