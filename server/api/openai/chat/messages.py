@@ -170,6 +170,11 @@ class FunctionDefinition(Wire):
     strict: bool | None = None
 
 
+def only_functions(tool: object) -> object:
+    """``tool``; raises where its type is another one, before its other fields are looked at."""
+    return of_type("function", tool, "tools of type {} are not supported; only functions are")
+
+
 class FunctionTool(Wire):
     """A tool; only functions are supported."""
 
@@ -177,6 +182,11 @@ class FunctionTool(Wire):
 
     type: Literal["function"]
     function: FunctionDefinition
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_functions(cls, value: object) -> object:
+        return only_functions(value)
 
 
 Tools = Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)]

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    model_validator,
+)
 
 from server.api.openai.bodies import Labels
 from server.api.openai.chat.messages import (
@@ -12,6 +19,7 @@ from server.api.openai.chat.messages import (
     FunctionDefinition,
     FunctionName,
     HeldRefusal,
+    only_functions,
 )
 from server.api.openai.chat.reasoning import Effort
 from server.api.openai.chat.tools import ChosenFunction, kind_of_choice
@@ -188,6 +196,11 @@ class ResponseTool(FunctionDefinition):
     hints = frozenset()
 
     type: Literal["function"]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_functions(cls, value: object) -> object:
+        return only_functions(value)
 
 
 class ResponseToolChoice(ChosenFunction):

@@ -157,6 +157,19 @@ async def test_formats_and_tools_that_cannot_be_are_refused_by_their_name(server
     assert (await error_of(answer))[2] == "tools"
 
 
+@pytest.mark.parametrize("kind", ["web_search", "custom"])
+async def test_a_tool_that_is_no_function_is_refused_by_its_type(
+    server: Running, kind: str
+) -> None:
+    said = f"tools[0]: tools of type '{kind}' are not supported; only functions are"
+    answer = await ask(server, tools=[{"type": kind}])
+    assert (await error_of(answer))[0] == 400
+    assert answer.json()["error"]["message"] == said
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": kind, kind: {}}]}
+    answer = await server.http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400 and answer.json()["error"]["message"] == said
+
+
 async def test_allowed_tools_are_those_that_may_be_called(server: Running) -> None:
     tools = [TOOL, {"type": "function", "name": "wait"}]
     choice = {
