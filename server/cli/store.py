@@ -14,6 +14,7 @@ from server.store.base import Identity, Loaded
 from server.store.errors import StoreError
 from server.store.portable import export_session
 from server.store.saving import StoreLimits
+from server.store.sqlite.backup import stores_in
 from server.store.sqlite.check import problems
 from server.store.sqlite.database import FILE_NAME
 from server.store.sqlite.lock import Waiting
@@ -175,7 +176,9 @@ def _must_exist(path: Path) -> None:
     if path.is_file():
         raise fail(f"{path} is a file: give its folder")
     if not (path / FILE_NAME).is_file():
-        raise fail(f"{path} has no store: there is no {FILE_NAME}")
+        inside = ", ".join(str(store) for store in stores_in(path))
+        hint = f"name one of the stores in it: {inside}" if inside else f"there is no {FILE_NAME}"
+        raise fail(f"{path} has no store: {hint}")
 
 
 def _num_bytes(path: Path) -> int:

@@ -63,6 +63,13 @@ class TestCheck:
         assert run("check", tmp_path / "dead").exit_code == 0
         store.close()
 
+    def test_a_folder_of_several_stores_names_them(self, path: Path, tmp_path: Path) -> None:
+        (tmp_path / "models").mkdir()
+        inside = shutil.move(path, tmp_path / "models" / "small")
+        result = run("check", tmp_path)
+        assert result.exit_code == 2
+        assert f"name one of the stores in it: {inside}" in result.output
+
     def test_what_is_left_of_a_session_that_is_gone_is_counted(self, path: Path) -> None:
         database = apsw.Connection(str(path / FILE_NAME))
         database.execute("PRAGMA foreign_keys = OFF")
