@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 
 import pytest
@@ -29,15 +30,40 @@ BYTES: dict[str, Callable[..., int]] = {
 CONSTANT = [name for name in MECHANISMS if spec_of(name).constant_state]
 
 
+#: An option in a list: its name and default, mechanisms with another default, and all that have it.
+SHARED = re.compile(r"- `(\w+)` \(default (\S+?)(?:; (.+?): (\S+))?\)(?:, of ([^:]+))?: ")
+
+
+def shared_defaults() -> dict[tuple[str, str], str]:
+    """The options that the page describes for several mechanisms: the default by both names."""
+    defaults: dict[tuple[str, str], str] = {}
+    having: set[str] = set()
+    for heading in ("Shared options", "Convolution, norm and gate"):
+        for item in re.split(r"\n(?=- )", section(TEXT, heading)):
+            if found := SHARED.match(flowed(item)):
+                option, default, others, other, of = found.groups()
+                exceptions = set(names(others or ""))
+                if of != "the same":
+                    having = set(names(of or "")) & MECHANISMS.keys() | exceptions
+                if not of or of.startswith("all but "):
+                    having = MECHANISMS.keys() - set(names(of or ""))
+                for name in having:
+                    defaults[name, option] = other if name in exceptions else default
+    return defaults
+
+
 @pytest.mark.parametrize("name", MECHANISMS)
-def test_every_mechanism_and_option_is_described(name: str) -> None:
+def test_every_mechanism_and_option_is_described_once(name: str) -> None:
     _, found, rest = section(TEXT, "Definitions").partition(f"**`{name}`**")
     assert found
-    text = flowed(rest.partition("**`")[0] + section(TEXT, "Convolution, norm and gate"))
-    for option, known in spec_of(name).options.items():
+    text = flowed(rest.partition("**`")[0])
+    shared = {option: shown for (of, option), shown in shared_defaults().items() if of == name}
+    options = spec_of(name).options
+    assert shared.keys() <= options.keys()
+    for option, known in options.items():
         shown = json.dumps(known.default)
         shown = f"`{shown}`" if isinstance(known.default, str) else shown
-        assert f"`{option}` (default {shown})" in text
+        assert (f"`{option}` (default {shown})" in text) != (shared.get(option) == shown), option
 
 
 def test_every_refusal_is_described() -> None:
