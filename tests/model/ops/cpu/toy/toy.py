@@ -106,4 +106,4 @@ def write_gguf(path: Any, checkpoint: Any, dtype: str) -> None:
     writer.add_block_count(checkpoint.config.num_hidden_layers)
     planned = [Planned(*item) for item in checkpoint.config.weight_shapes().items()]
     tensors = ((one.key, checkpoint.weights[one.key]) for one in planned)
-    write_tensors(writer, planned, tensors, dtype)
+    write_tensors(writer, planned, tensors, checkpoint, dtype)
