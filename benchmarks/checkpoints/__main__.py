@@ -29,6 +29,7 @@ from benchmarks.decode.peers import Point
 from benchmarks.decode.report import figures_of, measure
 from benchmarks.decode.roofline import Rates
 from benchmarks.decode.worker import Worker
+from benchmarks.machine import machine
 from benchmarks.pages.models import OURS, PEERS, RESULT, speed_tables
 from benchmarks.process import exit_on_sigterm
 from benchmarks.report import Figures, Result, command_line, read_result
@@ -119,10 +120,17 @@ def arguments(command: Sequence[str] | None) -> argparse.Namespace:
 
 
 def kept(options: argparse.Namespace) -> Figures:
-    """The rows of the output that are not measured now, and the commands that gave them."""
+    """The rows of the output that are not measured now, and the commands that gave them.
+
+    Ends with an error where those were measured on another machine or for another time.
+    """
     if not options.keep:
         return {"rows": []}
-    before = read_result(options.output)
+    before, here = read_result(options.output), machine()
+    wanted = (options.rounds, options.seconds, here["cpu"], here["cores"])
+    on = before["machine"]
+    if (before["rounds"], before["seconds"], on["cpu"], on["cores"]) != wanted:
+        sys.exit(f"--keep: {options.output} has other rounds, seconds or another machine")
     now = {astuple(point) for threads in options.threads for point in points(options, threads)}
     rows = [row for row in before["rows"] if astuple(point_of(row)) not in now]
     commands = [*before.get("earlier_commands", []), before["command"]]

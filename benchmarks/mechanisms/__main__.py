@@ -43,9 +43,9 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
         "--dtype", choices=("bfloat16", "float32"), help="type of decoding; default: the server's"
     )
 
-    reports = _command(commands, "report", "write one file of results, and plots, of all runs")
+    reports = _command(commands, "report", "write one file of results, and a plot, of all runs")
     reports.add_argument("--output", type=Path, help="file to write all results to")
-    reports.add_argument("--plot", type=Path, help="folder for the two plots")
+    reports.add_argument("--plot", type=Path, help="folder for the plot")
 
     ablation = _command(commands, "ablation", "run what the ablation lacks, most telling first")
     _texts(ablation)
@@ -131,7 +131,7 @@ def run_ablation(folder: Folder, options: argparse.Namespace) -> None:
 
 
 def run_report(folder: Folder, options: argparse.Namespace) -> None:
-    """All runs in one file, and the plots."""
+    """All runs in one file, and the plot."""
     runs = read_results(folder.path)
     if options.output:
         write_result(options.output, {"runs": runs})

@@ -1,9 +1,8 @@
-"""From single runs to competitors (the seeds of one mechanism at size small), and plots of them."""
+"""From single runs to competitors (the seeds of one mechanism at size small), and their plot."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ from benchmarks.mechanisms.quality import WINDOW
 Run = dict[str, Any]
 #: The questions of `benchmarks.mechanisms.plan` whose runs have one recipe and size.
 COMPARED = ("parts", "maps")
-#: The rate that the second plot shows: a cache at its shorter length.
-RATES = ("decode_16", f"decode_16_at_{WINDOW}")
 
 
 @dataclass(frozen=True)
@@ -25,12 +22,12 @@ class Competitor:
     runs: tuple[Run, ...]
     speed: Run | None
 
-    def values(self, text: str = "valid", way: str = "windows") -> list[float]:
-        """Bits per byte of each seed."""
-        return [run["quality"][text]["bits_per_byte"][way] for run in self.runs]
+    def values(self) -> list[float]:
+        """Bits per byte of each seed, in windows of the validation text."""
+        return [run["quality"]["valid"]["bits_per_byte"]["windows"] for run in self.runs]
 
     def bits_per_byte(self) -> float:
-        """The mean over seeds, in windows of the validation text."""
+        """The mean over seeds."""
         return statistics.fmean(self.values())
 
     @property
@@ -85,46 +82,20 @@ def _fixed(run: Run) -> Run:
 
 
 def plot(entries: list[Competitor], folder: Path) -> None:
-    """Writes ``quality-bytes.png`` and, where speed was measured, ``quality-speed.png``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    _draw(
-        entries,
-        lambda entry: float(entry.session_bytes),
-        f"bytes of state per session (ring: a 16-bit cache of {WINDOW} tokens, and growing)",
-        folder / "quality-bytes.png",
-    )
-    timed = [entry for entry in entries if entry.speed]
-    if timed:
-        _draw(
-            timed,
-            decoding_rate,
-            f"decoding, tokens/s of 16 sessions together (ring: a cache of {WINDOW} tokens)",
-            folder / "quality-speed.png",
-        )
-
-
-def decoding_rate(entry: Competitor) -> float:
-    """Tokens/s of 16 sessions."""
-    assert entry.speed is not None, entry.name
-    rates = entry.speed["tokens_per_s"]
-    return float(next(rates[name] for name in RATES if name in rates))
-
-
-def _draw(
-    entries: list[Competitor], x: Callable[[Competitor], float], label: str, path: Path
-) -> None:
-    """The best corner is at the bottom."""
+    """Writes ``quality-bytes.png``: the best corner is at the bottom."""
     from matplotlib.figure import Figure
 
+    folder.mkdir(parents=True, exist_ok=True)
     figure = Figure(figsize=(10, 7), layout="constrained")
     axes: Any = figure.subplots()
+    label = f"bytes of state per session (ring: a 16-bit cache of {WINDOW} tokens, and growing)"
     axes.set(xscale="log", xlabel=label, ylabel="bits per byte, validation, windows of 512")
     for entry in entries:
         colour = "tab:blue" if entry.constant else "tab:orange"
-        point = (x(entry), entry.bits_per_byte())
+        point = (entry.session_bytes, entry.bits_per_byte())
         face = colour if entry.constant else "none"
         axes.plot(*point, "o", color=colour, markerfacecolor=face)
         axes.annotate(entry.name, point, (5, 3), textcoords="offset points", fontsize=7)
     axes.margins(x=0.15)
     axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
+    figure.savefig(folder / "quality-bytes.png", dpi=120)

@@ -109,6 +109,20 @@ def test_failed_run_does_not_end_the_others(
     ]
 
 
+@pytest.mark.process
+def test_jobs_side_by_side_run_conversions_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions = {"c": "conversion", "a": "parts", "b": "parts"}
+    todo = [Job(name, question, "elu", 4096.0, dict) for name, question in questions.items()]
+    folder = Folder(tmp_path)
+    assert run_jobs(folder, todo, workers=2) == []
+    assert all(folder.result(name).is_file() for name in questions)
+    written = {name: folder.result(name).stat().st_mtime_ns for name in questions}
+    assert written["c"] == max(written.values())
+    assert "3 of 3 runs done" in capsys.readouterr().out
+
+
 def test_time_left_follows_the_pace_of_finished_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

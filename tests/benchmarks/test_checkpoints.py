@@ -15,6 +15,7 @@ from benchmarks.decode.models import step_cost
 from benchmarks.decode.peers import Measured, Opened, Point
 from benchmarks.decode.report import Row, Turns, figures_of
 from benchmarks.decode.roofline import Cost
+from benchmarks.machine import machine
 from benchmarks.pages.models import table
 from benchmarks.report import write_result
 from model.architectures.rwkv7.config import Rwkv7Config
@@ -80,8 +81,11 @@ def test_rows_that_are_not_measured_again_are_kept(tmp_path: Path) -> None:
     words = ["--size", "0.1B", "--streams", "1", "--dtype", "int8", "--output", str(output)]
     all_of_it = arguments([*words, "--threads", "1", "2"])
     rows = [asdict(point) for threads in (1, 2) for point in points(all_of_it, threads)]
-    write_result(output, {"command": "the first", "rows": rows})
+    origin = {"command": "the first", "machine": machine(), "rounds": 3, "seconds": 1.0}
+    write_result(output, {**origin, "rows": rows})
     found = kept(arguments([*words, "--threads", "2", "--keep"]))
     assert found["earlier_commands"] == ["the first"]
     assert found["rows"] == [row for row in rows if row["threads"] == 1]
     assert kept(arguments([*words, "--threads", "2"])) == {"rows": []}
+    with pytest.raises(SystemExit, match="has other rounds, seconds or another machine"):
+        kept(arguments([*words, "--threads", "2", "--rounds", "2", "--keep"]))
