@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +18,15 @@ from model.tokenizer import Tokenizer
 from tests.compat.conftest import serving
 from tests.compat.environments import Client, python_client
 from tests.docs.pages import DOCS
-from tests.reliability.servers import ServerProcess
+from tests.reliability.proxy import FaultProxy, Link, proxied
+from tests.reliability.servers import ServerProcess, eventually
 from tests.rwkv7 import SHAPES, published, write_pth
 
 pytestmark = pytest.mark.timeout(400)
 
 PAGES = (DOCS.parent / "README.md", DOCS / "start" / "first-chat.md")
+#: Of a stream: its first events, and a part of those with text.
+BYTES_READ = 10_000
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +65,73 @@ def test_the_python_package_gets_separate_thinking(client: Client, tmp_path: Pat
 def test_the_program_of_the_page_prints_an_answer(
     path: Path, client: Client, tmp_path: Path
 ) -> None:
-    (program,) = re.findall(r"(?ms)^```python\n(.*?)^```", path.read_text("utf-8"))
     with ServerProcess("--store", tmp_path) as server:
-        program = program.replace("http://127.0.0.1:8000", server.url)
-        assert client.run("-c", program, timeout_s=60).strip()
+        assert client.run("-c", program_of(path, server.url), timeout_s=60).strip()
+
+
+def program_of(path: Path, url: str) -> str:
+    """The only program of a page, for the server at ``url``."""
+    (program,) = re.findall(r"(?ms)^```python\n(.*?)^```", path.read_text("utf-8"))
+    assert "http://127.0.0.1:8000" in program
+    return str(program.replace("http://127.0.0.1:8000", url))
+
+
+def killed(server: ServerProcess) -> None:
+    server.restart()
+
+
+def stopped(server: ServerProcess) -> None:
+    assert server.stop() == 0
+    server.start()
+
+
+def cut_off(server: ServerProcess) -> None:
+    """Nothing happens to the server itself."""
+
+
+@pytest.mark.parametrize("fault", [killed, stopped, cut_off])
+async def test_the_program_of_the_page_prints_each_piece_once_over_a_lost_connection(
+    fault: Callable[[ServerProcess], None], client: Client, tmp_path: Path
+) -> None:
+    """The text is longer than the page's, so that most of it comes after the ``fault``.
+
+    A server that is stopped says so in its stream; in the other cases the stream is silent before
+    it is reset, so that the client has not read to the end, however fast the server is.
+    """
+    path = DOCS / "use" / "responses.md"
+    async with proxied_server(tmp_path) as (server, proxy):
+        program = (
+            f"{program_of(path, f'http://127.0.0.1:{proxy.port}')}\nprint(f'\\n{{response.id}}')"
+        )
+        for shown, longer in {
+            "max_output_tokens=400": "max_output_tokens=2000",
+            "background=True": "background=True, extra_body={'ignore_eos': True}",
+        }.items():
+            assert program.count(shown) == 1
+            program = program.replace(shown, longer)
+        if fault is not stopped:
+            proxy.to_client.swallow_after_bytes = BYTES_READ
+        running = asyncio.create_task(asyncio.to_thread(client.run, "-c", program, timeout_s=300))
+        await eventually(lambda: any(is_read(link) for link in proxy.links))
+        proxy.to_client.swallow_after_bytes = None
+        num_links = len(proxy.links)
+        await asyncio.to_thread(fault, server)
+        for link in proxy.links[:num_links]:
+            link.cut()
+        printed, id = (await running).rstrip("\n").rsplit("\n", 1)
+        assert fault is stopped or len(proxy.links) > num_links
+        _, body = await asyncio.to_thread(server.get, f"/v1/responses/{id}")
+    answer = json.loads(body)
+    assert (answer["status"], answer["usage"]["output_tokens"]) == ("incomplete", 2000)
+    assert printed == answer["output"][0]["content"][0]["text"]
+
+
+@asynccontextmanager
+async def proxied_server(store: Path) -> AsyncIterator[tuple[ServerProcess, FaultProxy]]:
+    with ServerProcess("--store", store) as server:
+        async with proxied(server.port) as proxy:
+            yield server, proxy
+
+
+def is_read(link: Link) -> bool:
+    return link.to_client.num_bytes >= BYTES_READ
