@@ -110,6 +110,7 @@ async def append_request(
         start=body.tokens is None,
         key=body.idempotency_key,
         score=bool(body.logprobs),
+        prompt_field=field,
     )
 
 

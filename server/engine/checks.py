@@ -22,8 +22,8 @@ def check_request(request: Request, vocab_size: int, config: EngineConfig) -> No
     if params is not None:
         check_params(params, vocab_size)
     elif not request.tokens and not request.continuations:
-        raise InvalidRequest("prompt: must not be empty where nothing is generated", "prompt")
-    check_tokens(request.tokens, vocab_size, "prompt")
+        raise _refused(request.prompt_field, "must not be empty where nothing is generated")
+    check_tokens(request.tokens, vocab_size, request.prompt_field)
     for tokens in request.continuations:
         check_tokens(tokens, vocab_size, "continuations")
     is_kept = request.keep or request.session is not None
@@ -48,10 +48,11 @@ def check_length(length: int, request: Request, longest: int) -> None:
     added = max(map(len, request.continuations), default=0)
     wanted = length + len(request.tokens) + added + (request.sampling is not None)
     if wanted > longest:
+        field = request.prompt_field
         raise ContextExceeded(
-            f"prompt: the text would have {wanted} tokens, {length} of them before this request;"
+            f"{field}: the text would have {wanted} tokens, {length} of them before this request;"
             f" this server's context is {longest} (--context)",
-            "prompt",
+            field,
         )
 
 

@@ -106,6 +106,7 @@ class Request:
     there. Without ``speculation`` each step draws one of its tokens; a text like ``prediction`` is
     expected, which costs nothing but time where it is not what comes. A new session may also
     continue the prompt that the handle ``prefix`` names. ``return_prefix`` asks for such a handle.
+    ``prompt_field`` is the client's field that the ``tokens`` come from: errors name it.
     """
 
     request_id: str
@@ -129,6 +130,7 @@ class Request:
     prediction: tuple[int, ...] = ()
     prefix: str | None = None
     return_prefix: bool = False
+    prompt_field: str = "prompt"
 
     @property
     def num_branches(self) -> int:

@@ -45,9 +45,26 @@ async def test_text_ends_at_the_context_and_a_longer_prompt_is_refused(model: Pa
         assert error["code"] == "context_length_exceeded"
         assert error["param"] == "prompt"
         assert re.search(rf"would have \d+ tokens.* context is {CONTEXT} ", error["message"])
-        chat = {"messages": [{"role": "user", "content": LONG}]}
-        refusal = await server.http.post("/v1/chat/completions", json=chat)
-        assert refusal.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.process
+async def test_prompt_beyond_the_context_is_refused_by_the_name_of_its_field(model: Path) -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": LONG},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": LONG}]},
+        "/v1/responses": {"input": LONG},
+        "/v1/embeddings": {"input": LONG},
+        "/v1/score": {"prompt": LONG, "continuations": [" fox"]},
+    }
+    async with served(str(model), context=CONTEXT) as server:
+        bodies[f"/v1/sessions/{await new_session(server)}/append"] = {"text": LONG}
+        for route, body in bodies.items():
+            refusal = await server.http.post(route, json=body)
+            error, (field, *_) = refusal.json()["error"], body
+            assert (refusal.status_code, error["code"]) == (400, "context_length_exceeded"), route
+            assert error["param"] == field, route
+            told = rf"{field}: the text would have \d+ tokens, .* context is {CONTEXT} "
+            assert re.match(told, error["message"]), route
 
 
 async def test_details_of_the_model_and_of_a_session(model: Path) -> None:

@@ -77,7 +77,15 @@ async def embed(request: Request) -> Response:
         start = isinstance(text, str)
         name = f"{id}-{index}"
         requests.append(
-            EngineRequest(name, request.state.owner, tokens, sampling=None, start=start, embed=True)
+            EngineRequest(
+                name,
+                request.state.owner,
+                tokens,
+                sampling=None,
+                start=start,
+                embed=True,
+                prompt_field="input",
+            )
         )
     if not requests:
         raise invalid("input", "must not be empty")

@@ -148,7 +148,9 @@ async def _engine_request(
         text = body.prediction.text
         predicted = await prompt_tokens(service, owner, text, "prediction", continues=True)
     with_turns = with_turn(engine_request, turn)
-    return replace(with_turns, cache_at=prompt.cache_at, prediction=predicted)
+    return replace(
+        with_turns, cache_at=prompt.cache_at, prediction=predicted, prompt_field="messages"
+    )
 
 
 def _in_our_words(error: InvalidRequest, body: ChatBody, tools: ToolUse) -> InvalidRequest:

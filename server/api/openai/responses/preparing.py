@@ -152,7 +152,7 @@ async def prepare(
         )
         prompt_ids = [*prompt.ids, *added]
         request = await generate_request(service, id, owner, prompt_ids, wanted, sampling)
-        request = replace(with_turn(request, turn), cache_at=prompt.cache_at)
+        request = replace(with_turn(request, turn), cache_at=prompt.cache_at, prompt_field="input")
     except InvalidRequest as error:
         raise in_our_words(error, body) from None
     assert request.sampling is not None
