@@ -14,7 +14,7 @@ from benchmarks.checkpoints.shapes import CONFIGS, file_of
 from benchmarks.decode.models import step_cost
 from benchmarks.decode.native import Native
 from benchmarks.decode.peers import PREFILL_TOKENS, Opened, Point, Steps, Unavailable
-from benchmarks.decode.roofline import ITEM_BYTES, Cost
+from benchmarks.decode.roofline import ITEM_BYTES, Cost, runtime_dtype
 from model.architectures.bounded import with_past
 from model.architectures.hybrid import HybridConfig
 from model.checkpoint import load_checkpoint
@@ -36,7 +36,7 @@ class FromFile(Native):
 
     def make_runtime(self, point: Point) -> Runtime:
         loaded = load_checkpoint(file_of(self.folder, point.size, point.dtype))
-        return Runtime(loaded.config, loaded.weights, point.dtype, point.threads)
+        return Runtime(loaded.config, loaded.weights, runtime_dtype(point.dtype), point.threads)
 
     def cost(self, item_bytes: float, rows: int, point: Point) -> Cost:
         return step_cost(CONFIGS[point.size], item_bytes, rows, point.streams)
@@ -55,7 +55,7 @@ class HybridFromFile(Native):
         weights: Weights
         config, weights = read(GgufFile(file), file.name)
         bounded = with_past(config, hybrids.CONTEXT, "stop")
-        return Runtime(bounded, weights, point.dtype, point.threads)
+        return Runtime(bounded, weights, runtime_dtype(point.dtype), point.threads)
 
     def cost(self, item_bytes: float, rows: int, point: Point) -> Cost:
         return hybrids.step_cost(point, 4 * hybrids.position_numbers(hybrids.CONFIGS[point.size]))
@@ -69,7 +69,7 @@ class MambaFromFile(Native):
 
     def make_runtime(self, point: Point) -> Runtime:
         loaded = load_checkpoint(gguf_of(self.folder, point.size, point.dtype))
-        return Runtime(loaded.config, loaded.weights, point.dtype, point.threads)
+        return Runtime(loaded.config, loaded.weights, runtime_dtype(point.dtype), point.threads)
 
     def cost(self, item_bytes: float, rows: int, point: Point) -> Cost:
         return step_cost(config_of(point.size), item_bytes, rows, point.streams)

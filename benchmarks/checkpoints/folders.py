@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from benchmarks.checkpoints import four_bits
 from benchmarks.checkpoints.published import PUBLISHED
 from benchmarks.process import ROOT, make_once
 from model.architectures.config import Config
@@ -56,7 +57,9 @@ def folder_of(models: Path, name: str) -> Path:
 
 
 def gguf_of(models: Path, name: str, dtype: str) -> Path:
-    """The same weights in GGUF, in one of `GGUF_DTYPES`."""
+    """The same weights in GGUF, in one of `GGUF_DTYPES` or of `four_bits.KINDS`."""
+    if dtype in four_bits.KINDS:
+        return four_bits.quantized(gguf_of(models, name, "bfloat16"), dtype)
     kind, ending = GGUF_DTYPES[dtype]
 
     def write(path: Path) -> None:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
 from gguf.quants import quantize
 
+from benchmarks.checkpoints import four_bits
 from benchmarks.decode.peers import PREFILL_TOKENS, Point
 from benchmarks.decode.roofline import ITEM_BYTES, Cost, matrix_cost
 from benchmarks.process import make_once
@@ -34,7 +35,7 @@ CONFIGS: dict[str, HybridConfig] = {
 #: Of a number of a head's S in one token: two multiplications with the decay and what is read, two
 #: read-outs and one update, each with an addition.
 OPERATIONS_PER_STATE_NUMBER = 8
-#: By our types; the others are llama.cpp's.
+#: By our types; the others are llama.cpp's, which makes those of `four_bits.KINDS` itself.
 FILE_TYPES = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 #: Tensors that stay float32, as in published files.
 WIDE = ("ssm_conv1d.weight", "shortconv.conv.weight")
@@ -42,6 +43,8 @@ WIDE = ("ssm_conv1d.weight", "shortconv.conv.weight")
 
 def file_of(folder: Path, size: str, dtype: str) -> Path:
     """The model of `CONFIGS` as a GGUF file whose tokens are numbers, made where it is missing."""
+    if dtype in four_bits.KINDS:
+        return four_bits.quantized(file_of(folder, size, "bfloat16"), dtype)
     file_type = FILE_TYPES[dtype]
 
     def write(path: Path) -> None:

@@ -14,7 +14,14 @@ from benchmarks.decode.peers import PREFILL_TOKENS, Point
 from benchmarks.decode.roofline import ITEM_BYTES, Cost
 from benchmarks.decode.shapes import Shapes, Size
 
-DTYPES = {"F32": "float32", "BF16": "bfloat16", "Q8_0": "int8", "Q4_0": "int4"}
+DTYPES = {
+    "F32": "float32",
+    "BF16": "bfloat16",
+    "Q8_0": "int8",
+    "Q4_0": "int4",
+    "its own Q4_0": "q4_0",
+    "its own Q4_K_M": "q4_k_m",
+}
 
 
 class FromFile(LlamaCpp):

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from benchmarks.checkpoints import four_bits
 from benchmarks.process import ROOT, make_once
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.tokenization.world import PUBLISHED
@@ -52,7 +53,12 @@ CONFIGS = {
 
 
 def file_of(folder: Path, size: str, kind: str) -> Path:
-    """The model of this size as a file of ``kind`` (see `FORMATS`), made where it is missing."""
+    """The model of this size as a file of ``kind``, made where it is missing.
+
+    One of `FORMATS`, or of `four_bits.KINDS`.
+    """
+    if kind in four_bits.KINDS:
+        return four_bits.quantized(file_of(folder, size, "bfloat16"), kind)
     file_format, dtype, ending = FORMATS[kind]
 
     def write(path: Path) -> None:

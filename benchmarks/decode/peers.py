@@ -27,7 +27,8 @@ class Unavailable(Exception):
 class Point:
     """What is measured: ``mode`` "decode" of ``streams`` at ``context`` tokens, or "prefill".
 
-    ``dtype`` is that of the weights: float32, bfloat16 or int8.
+    ``dtype`` is that of the weights: float32, bfloat16, int8 or int4; of files also q4_0 or q4_k_m,
+    as llama.cpp makes them.
     """
 
     size: str

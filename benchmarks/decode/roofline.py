@@ -17,14 +17,27 @@ from dataclasses import dataclass
 from typing import Any
 
 #: Bytes of a weight; int8 has scales next to it, which are left out here, in our disfavour. int4
-#: has one in 16 bits for 32 weights; what is held in int8 instead is left out too.
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 18 / 32}
+#: has one in 16 bits for 32 weights; what is held in int8 instead is left out too. The last two are
+#: llama.cpp's own files of four bits: Q4_0 is int4, Q4_K has as many bytes.
+ITEM_BYTES = {
+    "float32": 4,
+    "bfloat16": 2,
+    "int8": 1,
+    "int4": 18 / 32,
+    "q4_0": 18 / 32,
+    "q4_k_m": 144 / 256,
+}
 LOGIT_BYTES = 4
 SECONDS = 0.05
 #: Larger than any cache that a few cores share; a larger one only takes longer to make.
 MAX_BUFFER_BYTES = 256 << 20
 MATRIX_WIDTH = 1024
 WARM_UP_PRODUCTS = 2
+
+
+def runtime_dtype(dtype: str) -> str:
+    """What the native runtime serves weights of one of `ITEM_BYTES` in."""
+    return "int4" if dtype.startswith("q4") else dtype
 
 
 @dataclass(frozen=True)
@@ -102,6 +115,7 @@ class Rates:
         """Measures the native loop again, and PyTorch's product when first asked."""
         from model.ops.cpu import _native
 
+        dtype = runtime_dtype(dtype)
         key = (dtype, threads)
         if key not in self._best:
             kinds = {"float32", dtype}

@@ -27,6 +27,8 @@ EDITS = {
 #: One result for each family.
 CHOICES = ("checkpoints", "checkpoints_mamba2", "checkpoints_qwen35", "checkpoints_lfm2")
 OURS, PEERS = "everstream", ("llama.cpp", "rwkv")
+#: What tables call weights that have another name in the rows.
+WEIGHTS = {"q4_0": "Q4_0", "q4_k_m": "Q4_K_M"}
 RESTARTED = "first_token_after_restart"
 
 
@@ -50,7 +52,12 @@ def table(rows: Sequence[Figures]) -> str:
             work = "prompt of 512"
         elif row.get("context"):
             work += f" after {row['context']:,} tokens"
-        cells = [row["dtype"], str(row["threads"]), work, f"{ours['tokens_per_s']:,.1f}"]
+        cells = [
+            WEIGHTS.get(row["dtype"], row["dtype"]),
+            str(row["threads"]),
+            work,
+            f"{ours['tokens_per_s']:,.1f}",
+        ]
         cells.append(f"{ours['fraction']:.0%} ({ours['bound']})")
         for name in peers:
             other = row["contenders"].get(name)
@@ -64,22 +71,34 @@ def table(rows: Sequence[Figures]) -> str:
 
 
 def summary_table(rows: Sequence[Figures]) -> str:
-    """On two threads at an empty context: tokens/s by size and weights, and ours by llama.cpp's."""
-    found: dict[tuple[str, str], dict[str, str]] = {}
-    for row in rows:
-        if row["threads"] == 2 and not row.get("context"):
-            work = "prompt of 512" if row["mode"] == "prefill" else str(row["streams"])
-            rate, ratio = row["contenders"][OURS]["tokens_per_s"], row["ratios"][PEERS[0]]
-            of_model = found.setdefault((row["size"], row["dtype"]), {})
-            of_model[work] = f"{rate:,.0f} ({ratio:.2f}x)"
+    """On two threads at an empty context: tokens/s by size and weights, and ours by llama.cpp's.
+
+    Of weights of four bits also ours by ours in int8.
+    """
     works = {
         "1": "1 stream",
         "8": "8 streams",
         "64": "64 streams",
         "prompt of 512": "prompt of 512",
     }
-    body = [[*model, *(cells[work] for work in works)] for model, cells in found.items()]
+    found: dict[tuple[str, str], dict[str, Figures]] = {}
+    for row in rows:
+        if row["threads"] == 2 and not row.get("context"):
+            work = "prompt of 512" if row["mode"] == "prefill" else str(row["streams"])
+            found.setdefault((row["size"], row["dtype"]), {})[work] = row
+    body = []
+    for (size, dtype), of_model in found.items():
+        int8 = found.get((size, "int8"), {}) if dtype in WEIGHTS else {}
+        cells = [_summary_cell(of_model[work], int8.get(work)) for work in works]
+        body.append([size, WEIGHTS.get(dtype, dtype), *cells])
     return markdown(["model", "weights", *works.values()], body)
+
+
+def _summary_cell(row: Figures, int8: Figures | None) -> str:
+    rate, factors = row["contenders"][OURS]["tokens_per_s"], f"{row['ratios'][PEERS[0]]:.2f}x"
+    if int8:
+        factors += f", {rate / int8['contenders'][OURS]['tokens_per_s']:.2f}x int8"
+    return f"{rate:,.0f} ({factors})"
 
 
 def comparison_cells() -> list[str]:
@@ -91,7 +110,10 @@ def comparison_cells() -> list[str]:
         and row["mode"] == "decode"
     }
     return [
-        ", ".join(f"{dtype}: {row[name]['tokens_per_s']:,.0f}" for dtype, row in rows.items())
+        ", ".join(
+            f"{WEIGHTS.get(dtype, dtype)}: {row[name]['tokens_per_s']:,.0f}"
+            for dtype, row in rows.items()
+        )
         for name in (OURS, PEERS[0])
     ]
 

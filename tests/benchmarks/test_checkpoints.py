@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.checkpoints import folders
+from benchmarks.checkpoints import folders, hybrids, shapes
 from benchmarks.checkpoints.__main__ import arguments, kept, points
 from benchmarks.checkpoints.shapes import CONFIGS, random_weights
 from benchmarks.decode.models import step_cost
 from benchmarks.decode.peers import Measured, Opened, Point
 from benchmarks.decode.report import Row, Turns, figures_of
-from benchmarks.decode.roofline import Cost
+from benchmarks.decode.roofline import ITEM_BYTES, Cost, runtime_dtype
 from benchmarks.machine import machine
-from benchmarks.pages.models import table
-from benchmarks.report import write_result
+from benchmarks.pages.models import summary_table, table
+from benchmarks.report import Figures, write_result
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.state import StateLayout
 from model.weights import num_parameters
@@ -74,6 +74,42 @@ def test_report_divides_by_each_peer_and_names_who_did_not_take_part() -> None:
     assert row["contenders"]["everstream"]["fraction"] == 0.5
     assert row["skipped"] == {"rwkv": "none"}
     assert "| bfloat16 | 1 | 1 stream | 20.0 | 50% (bandwidth) | 10.0 | 2.00 |" in table([row])
+
+
+@pytest.mark.parametrize(("kind", "name"), [("q4_0", "Q4_0"), ("q4_k_m", "Q4_K_M")])
+def test_files_that_llama_cpp_rounds_lie_next_to_their_origin(
+    tmp_path: Path, kind: str, name: str
+) -> None:
+    files = (
+        shapes.file_of(made(tmp_path / f"0.4B-llama-{name}.gguf"), "0.4B", kind),
+        hybrids.file_of(made(tmp_path / f"qwen35-0.8B-llama-{name}.gguf"), "qwen35-0.8B", kind),
+        folders.gguf_of(made(tmp_path / f"mamba2-130M-llama-{name}.gguf"), "mamba2 130M", kind),
+    )
+    assert {file.name for file in files} == {path.name for path in tmp_path.glob("*llama*")}
+    assert (runtime_dtype(kind), ITEM_BYTES[kind]) == ("int4", ITEM_BYTES["int4"])
+
+
+def made(file: Path) -> Path:
+    """The folder of ``file`` and of the BF16 one that it would be made from."""
+    for ending in (file.name, f"{file.name.partition('-llama')[0]}-BF16.gguf"):
+        file.with_name(ending).touch()
+    return file.parent
+
+
+def test_summary_compares_four_bits_with_llama_cpp_and_with_int8() -> None:
+    def row(dtype: str, rate: float, ratio: float) -> list[Figures]:
+        works = [("decode", 1), ("decode", 8), ("decode", 64), ("prefill", 1)]
+        found = {
+            "contenders": {"everstream": {"tokens_per_s": rate}},
+            "ratios": {"llama.cpp": ratio},
+        }
+        return [
+            asdict(Point("0.4B", dtype, streams, 0, 2, mode)) | found for mode, streams in works
+        ]
+
+    lines = summary_table(row("int8", 100, 1.5) + row("q4_k_m", 160, 1.25)).splitlines()
+    assert lines[-2].startswith("| 0.4B | int8 | 100 (1.50x) |")
+    assert lines[-1].startswith("| 0.4B | Q4_K_M | 160 (1.25x, 1.60x int8) |")
 
 
 def test_rows_that_are_not_measured_again_are_kept(tmp_path: Path) -> None:
