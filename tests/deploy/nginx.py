@@ -72,7 +72,7 @@ def nginx_before(folder: Path, *upstreams: int, **replaced: str) -> Iterator[Ngi
             own += " user root;"
         process = subprocess.Popen([PROGRAM, "-e", "stderr", "-c", str(file), "-g", own])
         try:
-            _wait_for(https.number, process)
+            wait_for(https.number, process)
             yield Nginx(https.number, ssl.create_default_context(cafile=str(certificate)))
         finally:
             process.terminate()
@@ -100,13 +100,14 @@ def _certificate(folder: Path) -> tuple[Path, Path]:
     return certificate, key
 
 
-def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Returns when ``process`` takes connections."""
     deadline_s = time.monotonic() + STUCK_S
     while True:
         try:
             socket.create_connection((LOCAL, port)).close()
             return
         except OSError:
-            assert process.poll() is None, "nginx does not start"
+            assert process.poll() is None, "it does not start"
             assert time.monotonic() < deadline_s
             time.sleep(0.01)

@@ -6,13 +6,17 @@ import re
 import shutil
 import socket
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.deploy.manifests import DEPLOY, manifests_of
-from tests.reliability.servers import FAKE, LOCAL, ServerProcess
+from tests.deploy.nginx import wait_for
+from tests.docs.blocks import shell_lines
+from tests.reliability.servers import FAKE, LOCAL, STUCK_S, ServerProcess
+from tests.reserved_port import ReservedPort
 
 (COMPOSE,) = manifests_of(DEPLOY / "compose.yaml")
 CLUSTER: dict[str, dict[str, Any]] = {
@@ -29,15 +33,46 @@ def settings(file: Path, name: str) -> list[str]:
     return re.findall(rf"^\s*{name}\s+(.*)$", file.read_text("utf-8"), re.MULTILINE)
 
 
-@pytest.mark.skipif(
+needs_haproxy = pytest.mark.skipif(
     shutil.which("haproxy") is None, reason="no haproxy (Debian: apt-get install haproxy)"
 )
+
+
+@needs_haproxy
 @pytest.mark.parametrize("file", sorted(HAPROXY.iterdir()), ids=lambda file: file.name)
 def test_haproxy_takes_its_configuration(file: Path) -> None:
     done = subprocess.run(
         ["haproxy", "-c", "-f", str(file)], check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_haproxy
+def test_stream_of_the_guide_comes_through_haproxy(tmp_path: Path) -> None:
+    path = DEPLOY.parent / "docs" / "operate" / "postgresql.md"
+    start, ask = (line for line in shell_lines(path) if line.startswith(("haproxy ", "curl ")))
+    file = tmp_path / "local.cfg"
+    text = (DEPLOY.parent / start.split()[-1]).read_text("utf-8")
+    with ExitStack() as stack:
+        port = stack.enter_context(ReservedPort()).number
+        servers = [stack.enter_context(ServerProcess(program=FAKE)) for _ in range(3)]
+        for shown, there in zip(
+            range(8000, 8004), [port, *(server.port for server in servers)], strict=True
+        ):
+            assert text.count(f"{LOCAL}:{shown}") == 1
+            text = text.replace(f"{LOCAL}:{shown}", f"{LOCAL}:{there}")
+        file.write_text(text, "utf-8")
+        command = start.replace("deploy/haproxy/local.cfg", str(file)).split()
+        process = stack.enter_context(subprocess.Popen(command))
+        stack.callback(process.kill)
+        wait_for(port, process)
+        ask = ask.replace(f"{LOCAL}:8000", f"{LOCAL}:{port}").replace(
+            "curl", "curl --silent --fail"
+        )
+        answer = subprocess.run(
+            ["bash", "-ec", ask], check=True, stdout=subprocess.PIPE, timeout=STUCK_S
+        )
+    assert answer.stdout.rstrip().endswith(b"data: [DONE]")
 
 
 def test_balancers_differ_only_in_their_servers() -> None:

@@ -18,6 +18,7 @@ import httpx
 import pytest
 import yaml
 
+from tests.docs.blocks import blocks_of
 from tests.reliability.servers import LOCAL, STUCK_S, ServerProcess
 from tests.reserved_port import ReservedPort
 
@@ -49,6 +50,20 @@ def compose() -> dict[str, Any]:
 def test_configuration_is_valid(what: tuple[str, str]) -> None:
     kind, name = what
     subprocess.run(["promtool", "check", kind, PROMETHEUS / name], check=True, capture_output=True)
+
+
+@needs_prometheus
+def test_scrape_configuration_of_the_page_is_valid(tmp_path: Path) -> None:
+    """With a file for the key, which has to exist."""
+    path = DEPLOY.parent / "docs" / "operate" / "monitoring.md"
+    (text,) = (block.text for block in blocks_of(path) if block.language == "yaml")
+    config = yaml.safe_load(text)
+    (job,) = config["scrape_configs"]
+    key, file = tmp_path / "key", tmp_path / "prometheus.yml"
+    key.write_text("es-key", "utf-8")
+    job["authorization"]["credentials_file"] = str(key)
+    file.write_text(yaml.safe_dump(config), "utf-8")
+    subprocess.run(["promtool", "check", "config", file], check=True, capture_output=True)
 
 
 def test_the_parts_find_each_other() -> None:

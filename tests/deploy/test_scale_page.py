@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
+import yaml
 
 from server.config.settings import ServerConfig
-from tests.deploy.manifests import DEPLOY, Manifest, containers_of, kustomized, manifests_of
+from tests.deploy.manifests import DEPLOY, Manifest, check, containers_of, kustomized, manifests_of
+from tests.docs.blocks import SHELL, USERS_PAGES, Block, blocks_of
 from tests.docs.pages import flags, page
 
 ROOT = DEPLOY.parent
@@ -21,6 +26,18 @@ CLUSTER = [
     *kustomized(DEPLOY / "kubernetes" / "example-postgresql"),
 ]
 RAY = manifests_of(DEPLOY / "ray" / "kuberay.yaml")
+#: Blocks that make passwords, certificates and secrets, on any page.
+SECRETS = [
+    block
+    for path in USERS_PAGES
+    for block in blocks_of(path)
+    if block.language in SHELL and "kubectl create" in block.text
+]
+#: It makes nothing and asks no cluster.
+DRY_KUBECTL = """kubectl() {
+    [ "$1" != create ] || { command kubectl "$@" --dry-run=client --output yaml && echo ---; }
+}
+"""
 
 
 def words_of(program: str) -> list[list[str]]:
@@ -127,3 +144,23 @@ def test_labels_of_namespaces_are_those_of_the_policies() -> None:
         for item in peer.get("namespaceSelector", {}).get("matchLabels", {}).items()
     }
     assert labels == wanted
+
+
+@pytest.mark.skipif(
+    shutil.which("kubectl") is None, reason="no kubectl (Debian: apt-get install kubernetes-client)"
+)
+@pytest.mark.parametrize("block", SECRETS, ids=lambda block: block.first.partition(" -")[0])
+def test_secrets_are_made_as_a_cluster_takes_them(block: Block, tmp_path: Path) -> None:
+    """With the certificate of the first block, where it needs one."""
+    text = block.text
+    if "openssl req" not in text:
+        first = next(each for each in SECRETS if "CN=everstream-postgresql" in each.text)
+        text = f"{first.text.splitlines()[0]}\n{text}"
+    done = subprocess.run(
+        ["bash", "-ec", DRY_KUBECTL + text], cwd=tmp_path, check=True, stdout=subprocess.PIPE
+    )
+    made = [one for one in yaml.safe_load_all(done.stdout) if one]
+    assert len(made) == block.text.count("kubectl create")
+    for secret in made:
+        check(secret)
+        assert all(secret["data"].values())

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.process
 GUIDE = page("clients-python.md")
 README = (CLIENT / "README.md").read_text("utf-8")
 BLOCKS = python_blocks(GUIDE) + python_blocks(README)
-COMMANDS = re.findall(r"(?m)^python (-m clients\.examples\..*)$", GUIDE)
+COMMANDS = re.findall(r"(?m)^python (-m clients\.examples\..*)$", GUIDE + page("examples.md"))
 ADDRESS = "http://127.0.0.1:8000"
 
 
@@ -36,7 +36,7 @@ def standalone(tmp_path_factory: pytest.TempPathFactory) -> Standalone:
 
 
 def test_pages_have_what_is_tested() -> None:
-    assert (len(python_blocks(GUIDE)), len(python_blocks(README)), len(COMMANDS)) == (9, 2, 2)
+    assert (len(python_blocks(GUIDE)), len(python_blocks(README)), len(COMMANDS)) == (9, 2, 5)
     assert "pip install ./clients/python" in GUIDE
     assert "pip install ./clients/python" in README
 
@@ -50,11 +50,16 @@ def test_block_runs_where_only_the_client_is(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_command_runs_as_written(server_url: str, command: str) -> None:
+def test_command_runs_as_written(server_url: str, command: str, tmp_path: Path) -> None:
+    """But for `follow`, which would wait for more of its file."""
     words = [sys.executable, *shlex.split(command), "--url", server_url]
+    if "story.txt" in words:
+        story = tmp_path / "story.txt"
+        story.write_text("Once upon a time there was a fox.\n" * 60 + "zq#7 @@@ 0x1F !!\n", "utf-8")
+        words = [str(story) if word == "story.txt" else word for word in words] + ["--once"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("\n") > 2
+    assert done.stdout.count("\n") > (0 if "--once" in words else 2)
 
 
 def test_package_brings_nothing_of_the_server(standalone: Standalone) -> None:

@@ -15,16 +15,19 @@ from pathlib import Path
 import pytest
 
 from model.tokenization.world import PADDED_SIZE
-from tests.docs.pages import page
+from tests.docs.blocks import blocks_of
+from tests.docs.pages import DOCS
 from tests.docs.serving import serving
-from tests.docs.test_shell import ADDRESS, SHELL
+from tests.docs.test_shell import ADDRESS
 from tests.hub_server import Repository, hub_server
 from tests.reserved_port import ReservedPort
 from tests.rwkv7 import SHAPES, published, write_pth
 
 pytestmark = pytest.mark.process
 
-PULL, SERVE, CHAT, START, _KILL, READ = re.findall(SHELL, page("first-chat.md"))
+PULL, SERVE, CHAT, START, _KILL, READ = (
+    block.text for block in blocks_of(DOCS / "start" / "first-chat.md") if block.language == "sh"
+)
 EVERSTREAM = [sys.executable, "-m", "server.cli.main"]
 
 

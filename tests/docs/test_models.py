@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from tests import arwkv7
-from tests.docs.pages import DOCS, page
+from tests.docs.blocks import shell_lines
+from tests.docs.pages import DOCS
 from tests.docs.serving import serving
-from tests.docs.test_shell import shell_lines
 from tests.gguf_files import Fill, byte_level_vocabulary
 from tests.hub_server import Repository, hub_server
 from tests.hybrid_gguf import write_hybrid
@@ -74,7 +74,8 @@ def environment(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def commands_of(name: str) -> list[str]:
-    return [line for line in shell_lines(page(name)) if line.startswith("everstream ")]
+    (path,) = DOCS.rglob(name)
+    return [line for line in shell_lines(path) if line.startswith("everstream ")]
 
 
 def words_of(command: str) -> list[str]:
