@@ -49,6 +49,8 @@ POSTGRES := $(firstword $(wildcard /usr/lib/postgresql/*/bin/postgres) $(shell c
 POSTGRES_TESTS := tests/server/cluster tests/chaos
 NGINX := $(firstword $(shell command -v nginx 2>/dev/null) $(wildcard /usr/sbin/nginx))
 NGINX_TESTS := tests/deploy/test_nginx.py
+CADDY := $(shell command -v caddy 2>/dev/null)
+CADDY_TESTS := tests/deploy/test_caddy.py
 
 # Tests that need no process, browser, database or other package: see tests/needs.py.
 QUICK := tests/model tests/server tests/docs
@@ -78,11 +80,15 @@ endif
 ifeq ($(NGINX),)
 	@echo "$(NGINX_TESTS) is left out (Debian: apt-get install nginx)." >&2
 endif
+ifeq ($(CADDY),)
+	@echo "$(CADDY_TESTS) is left out (Debian: apt-get install caddy)." >&2
+endif
 	@$(HAS_NATIVE) || echo "$(WITHOUT_NATIVE)" >&2
 	@$(BIN)/python -m pytest $(WORKERS) $(if $(CHROMIUM),,--ignore=tests/browser --ignore=$(NODE_TESTS)/test_chromium.py) \
 		$(if $(NODE),,--ignore=$(NODE_TESTS) $(NODE_PACKAGES:%=--ignore=%)) \
 		$(if $(ARM),,--ignore=$(ARM_TESTS)) \
 		$(if $(NGINX),,--ignore=$(NGINX_TESTS)) \
+		$(if $(CADDY),,--ignore=$(CADDY_TESTS)) \
 		$(if $(POSTGRES),,$(POSTGRES_TESTS:%=--ignore=%) -m "not database") \
 		$$($(HAS_NATIVE) || echo --ignore=tests/model/ops) $(ARGS)
 

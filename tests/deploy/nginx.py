@@ -5,50 +5,31 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import ssl
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from tests.deploy.manifests import DEPLOY
+from tests.deploy.tls_proxy import TlsProxy, make_certificate, wait_for
 from tests.reliability.servers import LOCAL, STUCK_S
 from tests.reserved_port import ReservedPort
 
 CONFIGURATION = DEPLOY / "nginx" / "nginx.conf"
 #: Debian does not have it on the path of users other than root.
 PROGRAM = shutil.which("nginx", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"]))
-NAME = "chat.example"
-
-
-@dataclass(frozen=True)
-class Nginx:
-    """Answers at ``port``; ``trust`` is what a client needs to believe its certificate."""
-
-    port: int
-    trust: ssl.SSLContext
-
-    @property
-    def url(self) -> str:
-        return f"https://{LOCAL}:{self.port}"
-
-    @property
-    def socket_url(self) -> str:
-        return f"wss://{LOCAL}:{self.port}"
 
 
 @contextmanager
-def nginx_before(folder: Path, *upstreams: int, **replaced: str) -> Iterator[Nginx]:
+def nginx_before(folder: Path, *upstreams: int, **replaced: str) -> Iterator[TlsProxy]:
     """Runs nginx before two servers, or one; ``replaced`` are values of its settings.
 
     Apart from them only ports and files differ from what the page has.
     """
     assert PROGRAM is not None
     with ReservedPort() as http, ReservedPort() as https:
-        certificate, key = _certificate(folder)
+        certificate, key = make_certificate(folder)
         text = CONFIGURATION.read_text("utf-8")
         for old, new in {
             "listen 80;": f"listen {LOCAL}:{http.number};",
@@ -73,7 +54,7 @@ def nginx_before(folder: Path, *upstreams: int, **replaced: str) -> Iterator[Ngi
         process = subprocess.Popen([PROGRAM, "-e", "stderr", "-c", str(file), "-g", own])
         try:
             wait_for(https.number, process)
-            yield Nginx(https.number, ssl.create_default_context(cafile=str(certificate)))
+            yield TlsProxy(https.number, ssl.create_default_context(cafile=str(certificate)))
         finally:
             process.terminate()
             process.wait(STUCK_S)
@@ -82,32 +63,3 @@ def nginx_before(folder: Path, *upstreams: int, **replaced: str) -> Iterator[Ngi
 def _temporary(folder: Path) -> str:
     names = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     return "".join(f"    {name}_temp_path {folder / name};\n" for name in names)
-
-
-def _certificate(folder: Path) -> tuple[Path, Path]:
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
-            *("-nodes", "-days", "2", "-subj", f"/CN={NAME}"),
-            *("-addext", f"subjectAltName=IP:{LOCAL},DNS:{NAME}"),
-            *("-addext", "basicConstraints=critical,CA:FALSE"),
-            *("-keyout", key, "-out", certificate),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return certificate, key
-
-
-def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    """Returns when ``process`` takes connections."""
-    deadline_s = time.monotonic() + STUCK_S
-    while True:
-        try:
-            socket.create_connection((LOCAL, port)).close()
-            return
-        except OSError:
-            assert process.poll() is None, "it does not start"
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)

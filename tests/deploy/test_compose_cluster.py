@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.deploy.manifests import DEPLOY, manifests_of
-from tests.deploy.nginx import wait_for
+from tests.deploy.tls_proxy import wait_for
 from tests.docs.blocks import shell_lines
 from tests.reliability.servers import FAKE, LOCAL, STUCK_S, ServerProcess
 from tests.reserved_port import ReservedPort

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,9 @@ import pytest
 from websockets.asyncio.client import connect
 
 from benchmarks import sse
-from tests.deploy.nginx import NAME, PROGRAM, Nginx, nginx_before
-from tests.reliability.servers import FAKE, LOCAL, STUCK_S, ServerProcess, eventually
+from tests.deploy.nginx import PROGRAM, nginx_before
+from tests.deploy.tls_proxy import NAME, TlsProxy, client_of
+from tests.reliability.servers import FAKE, STUCK_S, ServerProcess, eventually
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no nginx (Debian: apt-get install nginx)")
 
@@ -33,21 +33,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="module")
-def nginx(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
+def nginx(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsProxy]:
     with nginx_before(tmp_path_factory.mktemp("nginx"), server.port) as started:
         yield started
 
 
-@asynccontextmanager
-async def client_of(nginx: Nginx, address: str = LOCAL) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.AsyncHTTPTransport(verify=nginx.trust, local_address=address)
-    async with httpx.AsyncClient(
-        base_url=nginx.url, transport=transport, timeout=STUCK_S
-    ) as client:
-        yield client
-
-
-async def test_page_and_its_files_arrive(nginx: Nginx) -> None:
+async def test_page_and_its_files_arrive(nginx: TlsProxy) -> None:
     async with client_of(nginx) as client:
         page = await client.get("/")
         assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
@@ -55,7 +46,7 @@ async def test_page_and_its_files_arrive(nginx: Nginx) -> None:
         assert (await client.get(script)).status_code == 200
 
 
-async def test_tokens_arrive_while_the_stream_runs(nginx: Nginx, server: ServerProcess) -> None:
+async def test_tokens_arrive_while_the_stream_runs(nginx: TlsProxy, server: ServerProcess) -> None:
     """It has no end of its own, so a proxy that collected it would have nothing to send."""
     async with client_of(nginx) as client:
         async with client.stream("POST", "/v1/completions", json=ENDLESS) as answer:
@@ -65,8 +56,10 @@ async def test_tokens_arrive_while_the_stream_runs(nginx: Nginx, server: ServerP
         await eventually(lambda: server.gauges()["everstream_running_requests",] == 0)
 
 
-async def test_both_sockets_are_upgraded(nginx: Nginx) -> None:
-    options: dict[str, Any] = {"ssl": nginx.trust, "origin": nginx.url, "open_timeout": STUCK_S}
+async def test_both_sockets_are_upgraded(nginx: TlsProxy) -> None:
+    # It always reads, so that closing it does not wait for what nobody takes.
+    reading = {"max_queue": None, "open_timeout": STUCK_S}
+    options: dict[str, Any] = {"ssl": nginx.trust, "origin": nginx.url, **reading}
     async with connect(f"{nginx.socket_url}/v1/stream", **options) as socket:
         message = {"type": "generate", "request_id": "a", "prompt": "Once", "max_tokens": 3}
         await socket.send(json.dumps(message))
@@ -79,7 +72,7 @@ async def test_both_sockets_are_upgraded(nginx: Nginx) -> None:
         assert json.loads(await socket.recv())["type"] == "response.created"
 
 
-async def test_import_over_a_megabyte_reaches_the_server(nginx: Nginx) -> None:
+async def test_import_over_a_megabyte_reaches_the_server(nginx: TlsProxy) -> None:
     async with client_of(nginx) as client:
         made = (await client.post("/v1/sessions", json={})).json()
         exported = await client.get(f"/v1/sessions/{made['session']}/export")
@@ -93,7 +86,7 @@ async def test_import_over_a_megabyte_reaches_the_server(nginx: Nginx) -> None:
 
 
 async def test_address_of_the_client_is_in_the_servers_log(
-    nginx: Nginx, server: ServerProcess
+    nginx: TlsProxy, server: ServerProcess
 ) -> None:
     async with client_of(nginx, "127.0.0.9") as client:
         invented = {"x-forwarded-for": "192.0.2.66"}
@@ -102,7 +95,9 @@ async def test_address_of_the_client_is_in_the_servers_log(
     assert "192.0.2.66" not in server.log()
 
 
-async def test_host_and_origin_are_those_of_the_client(nginx: Nginx, server: ServerProcess) -> None:
+async def test_host_and_origin_are_those_of_the_client(
+    nginx: TlsProxy, server: ServerProcess
+) -> None:
     body = {"prompt": "Once", "max_tokens": 1}
     async with client_of(nginx) as client:
         for host, origin, status in (

@@ -55,6 +55,7 @@ RUN = {
     "docs/operate/postgresql.md": {
         "haproxy": "tests/deploy/test_compose_cluster.py",
     },
+    "docs/operate/proxy.md": {"caddyfile": "tests/deploy/test_caddy.py"},
     "docs/operate/ray.md": {"openssl": REPLICAS},
     "docs/operate/serve-models.md": {
         "everstream pull": OPERATORS,
@@ -115,7 +116,6 @@ NOT_RUN = {
     },
     "docs/operate/proxy.md": {
         "export": f"{PLACEHOLDERS}; tests/deploy/test_nginx.py serves with these variables",
-        "caddyfile": "the page says that it is not tested",
         "yaml": "the page says that it is not tested",
     },
     "docs/operate/ray.md": {
