@@ -69,7 +69,8 @@ class SharedStates:
                 return self._put(parts, self._objects)
             except StoreFailed as error:
                 logger.warning(
-                    "object storage failed, writing states to the database: %s", error.message
+                    "object storage failed, writing states to the database: %s",
+                    error.detail or error.message,
                 )
                 self._rests_until_s = time.monotonic() + REST_S
         return self._put(parts, self._table)

@@ -176,8 +176,9 @@ async def test_streams_continue_while_object_storage_is_unavailable(
     """States are in the database then."""
     storage = stack.enter_context(closing(S3Server()))
     storage.start()
+    bucket = storage.new_bucket()
     environment = storage.environment | {
-        "EVERSTREAM_STORE_OBJECTS": storage.url(storage.new_bucket()),
+        "EVERSTREAM_STORE_OBJECTS": storage.url(bucket),
         "EVERSTREAM_SAVE_INTERVAL_TOKENS": "16",
     }
     flags = ("--model", model, "--store", database_url)
@@ -187,7 +188,7 @@ async def test_streams_continue_while_object_storage_is_unavailable(
     async with Reader() as reader:
         await reader.begin(one)
         storage.kill()
-        while "writing states to the database" not in one.log():
+        while f"writing states to the database: bucket {bucket}: " not in one.log():
             await reader.read()
         await reader.read()
         storage.start()
