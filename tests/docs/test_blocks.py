@@ -18,6 +18,7 @@ OPERATORS = "tests/docs/test_operators.py"
 SHELL = "tests/docs/test_shell.py"
 DOCKER = "tests/deploy/test_docker_commands.py"
 REPLICAS = "tests/deploy/test_scale_page.py"
+SETTINGS = "tests/server/cluster/test_page_settings.py"
 SYSTEMD = "tests/deploy/test_systemd.py"
 #: Tests that look for such blocks on all pages.
 OF_ALL_PAGES = (SHELL, DOCKER, REPLICAS, MODELS)
@@ -54,8 +55,10 @@ RUN = {
     "docs/operate/monitoring.md": {"yaml": "tests/deploy/test_observe.py"},
     "docs/operate/postgresql.md": {
         "haproxy": "tests/deploy/test_compose_cluster.py",
+        "export": SETTINGS,
+        "everstream serve --prefix-disk": SETTINGS,
     },
-    "docs/operate/proxy.md": {"caddyfile": "tests/deploy/test_caddy.py"},
+    "docs/operate/proxy.md": {"export": SETTINGS, "caddyfile": "tests/deploy/test_caddy.py"},
     "docs/operate/ray.md": {"openssl": REPLICAS},
     "docs/operate/serve-models.md": {
         "everstream pull": OPERATORS,
@@ -98,7 +101,6 @@ RUN = {
     },
 }
 
-PLACEHOLDERS = "a name or an address stands for the reader's own"
 ROOT_ONLY = "changes the machine as root"
 NO_CLUSTER = "asks a cluster; the manifests are checked by tests/deploy"
 
@@ -111,11 +113,8 @@ NOT_RUN = {
     "docs/operate/postgresql.md": {
         "sudo": ROOT_ONLY,
         ". .venv": "installs into the environment that runs the tests",
-        "export": f"{PLACEHOLDERS}; tests/server/cluster serves with these variables",
-        "everstream serve --prefix-disk": "tests/server/cluster has the shared cache",
     },
     "docs/operate/proxy.md": {
-        "export": f"{PLACEHOLDERS}; tests/deploy/test_nginx.py serves with these variables",
         "yaml": "the page says that it is not tested",
     },
     "docs/operate/ray.md": {
@@ -124,7 +123,7 @@ NOT_RUN = {
     },
     "docs/start/first-chat.md": {"kill": "would end other servers of the machine"},
     "docs/start/install.md": {
-        "PIP_EXTRA_INDEX_URL": PLACEHOLDERS,
+        "PIP_EXTRA_INDEX_URL": "installs torch, from an index that the reader names",
         "make": "installs an environment; tests/test_makefile.py has make's own tests",
         "python3 -m venv": "takes minutes; `make docker-check` does it",
         "everstream-env": "takes minutes; tests/test_packaging.py has the extras",
