@@ -104,6 +104,9 @@ void BlockBuilder::read_options(const Options& o) {
     m.rope_theta = o.number("rope_theta");
     m.gelu = o.integer("gelu") != 0;
     m.xpos = o.integer("xpos") != 0;
+    if (m.mechanism == Mechanism::gated || m.mechanism == Mechanism::delta ||
+        m.mechanism == Mechanism::retnet || m.mechanism == Mechanism::dijiang)
+        m.head_bytes = size_t(m.key) * size_t(m.value) * sizeof(float);
 }
 
 void BlockBuilder::read_layer(const Options& o, int index) {

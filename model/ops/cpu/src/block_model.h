@@ -64,6 +64,7 @@ struct BlockModel : Model {
     bool gelu = false, xpos = false;
     bool gated = true;  // whether there is an output gate after q, k and v in Layer::in
     Table positions;  // no rows: none is added
+    size_t head_bytes = 0;  // of S of a head, where it is float32 and there is nothing else of that size
     const Layer* layers = nullptr;
 
     int qkv() const { return num_heads * (2 * key + value); }

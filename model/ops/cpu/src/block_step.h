@@ -19,12 +19,15 @@ public:
 
     void run() {
         w.each(b.num_rows, [&](int row) { embed(row); });
-        for (int i = 0; i < m.num_layers; i++) layer(m.layers[i]);
+        if (m.head_bytes && goes_in_halves())
+            layers_in_halves();
+        else
+            for (int i = 0; i < m.num_layers; i++) layer(whole(i));
         finish();
     }
 
     static size_t private_bytes(const BlockModel& m, const Strides&) { return size_t(head_room(m)) * (6 * 4 + 8); }
-    static int max_phases(const BlockModel& m) { return 8 + 9 * m.num_layers; }
+    static int max_phases(const BlockModel& m) { return 16 + 18 * m.num_layers; }
 
 private:
     static int head_room(const BlockModel& m) {
@@ -46,8 +49,11 @@ private:
             rotation(position, m.rope_theta, m.key / 2, buffer(B::cos, row), buffer(B::sin, row));
     }
 
-    void attention(const Layer& l, int task) {
-        const int sequence = task / m.num_heads, h = task % m.num_heads;
+    int num_heads(const Part& part) const { return part.sequences.num * m.num_heads; }
+
+    void attention(const Part& part, int task) {
+        const Layer& l = m.layers[part.layer];
+        const int sequence = part.sequences.first + task / m.num_heads, h = task % m.num_heads;
         const Head x{m, l, b.states[sequence], h, head};
         for (int row = b.first_row[sequence]; row < b.first_row[sequence + 1]; row++) {
             const Token token{
@@ -57,14 +63,66 @@ private:
         }
     }
 
-    void layer(const Layer& l) {
+    template <class Updates>
+    void enter(const Part& part, Updates updates) {
+        const Layer& l = m.layers[part.layer];
         const Matrix* extra = l.extra.n ? &l.extra : nullptr;
-        products(normed(l.attention_norm), {{&l.in, into(B::in)}, {extra, into(B::extra)}});
-        w.each(b.num_sequences * m.num_heads, [&](int task) { attention(l, task); });
-        products(plain(B::attended, m.num_heads * m.value), {{&l.out, onto_x()}});
         products(
-            normed(l.mlp_norm), {{&l.up, into(B::hidden, m.gelu ? Into::gelu : Into::swiglu)}});
-        products(plain(B::hidden, m.intermediate), {{&l.down, onto_x()}});
+            normed(l.attention_norm, part.rows), {{&l.in, into(B::in)}, {extra, into(B::extra)}},
+            updates);
+    }
+
+    // `beside(weight)` gives the updates between the products with it.
+    template <class Beside>
+    void leave(const Part& part, Beside beside) {
+        const Layer& l = m.layers[part.layer];
+        const Span rows = part.rows;
+        const Into activation = m.gelu ? Into::gelu : Into::swiglu;
+        products(
+            plain(B::attended, m.num_heads * m.value, rows), {{&l.out, onto_x()}}, beside(l.out));
+        products(normed(l.mlp_norm, rows), {{&l.up, into(B::hidden, activation)}}, beside(l.up));
+        products(plain(B::hidden, m.intermediate, rows), {{&l.down, onto_x()}}, beside(l.down));
+    }
+
+    void layer(const Part& all) {
+        enter(all, NoUpdates());
+        w.each(num_heads(all), [&](int task) { attention(all, task); });
+        leave(all, [](const Matrix&) { return NoUpdates(); });
+    }
+
+    // S of the heads of a part.
+    auto updates(const Part& part, int begin, int end) {
+        const size_t bytes = m.head_bytes;
+        const auto state = [this, part, bytes](int task) {
+            return b.states[part.sequences.first + task / m.num_heads] +
+                   m.layers[part.layer].state.S + size_t(task % m.num_heads) * bytes;
+        };
+        const auto update = [this, part](int task) { attention(part, task); };
+        return Updates<decltype(state), decltype(update)>{begin, end, bytes, state, update};
+    }
+
+    // The heads of a part are updated between the products of the part before or after it, as many
+    // of them between those with a matrix as is its share of the weights.
+    void layers_in_halves() {
+        const Layer& l = m.layers[0];
+        int64_t total = 0;
+        for (const Matrix* weight : {&l.in, &l.out, &l.up, &l.down}) total += bytes_of(*weight);
+        Part before;
+        int done = 0;  // heads of `before`
+        for (int i = 0; i < 2 * m.num_layers; i++) {
+            const Part now = half(i / 2, i % 2);
+            enter(now, updates(before, done, num_heads(before)));
+            done = 0;
+            if (i)
+                leave(before, [&](const Matrix& weight) {
+                    const int begin = done;
+                    done += int(num_heads(now) * bytes_of(weight) / total);
+                    return updates(now, begin, done);
+                });
+            before = now;
+        }
+        w.each(num_heads(before) - done, [&](int task) { attention(before, done + task); });
+        leave(before, [](const Matrix&) { return NoUpdates(); });
     }
 
     using B = BlockBuffers;

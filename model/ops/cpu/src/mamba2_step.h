@@ -17,32 +17,60 @@ public:
         w.each(b.num_rows, [&](int row) {
             look_up(m.embedding, b.tokens[row], b.x + size_t(row) * s.x);
         });
-        for (int i = 0; i < m.num_layers; i++) layer(m.layers[i]);
+        if (goes_in_halves())
+            layers_in_halves();
+        else
+            for (int i = 0; i < m.num_layers; i++) layer(whole(i));
         finish();
     }
 
     static size_t private_bytes(const Mamba2Model&, const Strides&) { return 0; }
-    static int max_phases(const Mamba2Model& m) { return 8 + 6 * m.num_layers; }
+    static int max_phases(const Mamba2Model& m) { return 16 + 8 * m.num_layers; }
 
 private:
     // Channels of a task of the convolution.
     static constexpr int SLICE = 128;
 
-    void layer(const Mamba2Layer& l) {
-        products(normed(l.norm), {{&l.in, into(B::projected)}});
-        const int slices = (m.channels + SLICE - 1) / SLICE;
-        w.each(b.num_sequences * slices, [&](int task) {
-            convolve(l, task / slices, task % slices * SLICE);
+    template <class Updates>
+    void enter(const Part& part, Updates updates) {
+        const Mamba2Layer& l = m.layers[part.layer];
+        products(normed(l.norm, part.rows), {{&l.in, into(B::projected)}}, updates);
+    }
+
+    // The convolutions of one part, and for another what its heads give to `project`.
+    void convolve_and_leave(const Part& in, const Part& out) {
+        const int slices = (m.channels + SLICE - 1) / SLICE, num = in.sequences.num * slices;
+        w.each(num + out.rows.num, [&](int task) {
+            if (task < num)
+                return convolve(
+                    m.layers[in.layer], in.sequences.first + task / slices, task % slices * SLICE);
+            const int row = out.rows.first + task - num;
+            gated_group_norm(m.layers[out.layer], row);
+            if (needs_preparation(m.precision)) prepare_row(m.precision, gated(), row, m.inner);
         });
-        w.each(b.num_sequences * m.num_heads, [&](int task) {
-            head(l, task / m.num_heads, task % m.num_heads);
-        });
-        const Input in = shared_input(b.buffers[B::y], s.buffers[B::y]);
-        w.each(b.num_rows, [&](int row) {
-            gated_group_norm(l, row);
-            if (needs_preparation(m.precision)) prepare_row(m.precision, in, row, m.inner);
-        });
-        products(Prepared{in, b.num_rows}, {{&l.out, onto_x()}});
+    }
+
+    template <class Updates>
+    void project(const Part& part, Updates updates) {
+        const Prepared rows{gated(), part.rows};
+        products(rows, {{&m.layers[part.layer].out, onto_x()}}, updates);
+    }
+
+    Input gated() const { return shared_input(b.buffers[B::y], s.buffers[B::y]); }
+
+    int num_heads(const Part& part) const { return part.sequences.num * m.num_heads; }
+    int sequence_of(const Part& part, int task) const {
+        return part.sequences.first + task / m.num_heads;
+    }
+    float* state(const Part& part, int task) const {
+        const size_t h = size_t(task % m.num_heads), size = size_t(m.state_size) * m.head_size;
+        return (float*)(b.states[sequence_of(part, task)] + m.layers[part.layer].S) + h * size;
+    }
+    auto updates(const Part& part, int begin, int end) {
+        const auto memory = [this, part](int task) { return (const char*)state(part, task); };
+        const auto update = [this, part](int task) { head(part, task); };
+        const size_t bytes = size_t(m.state_size) * m.head_size * sizeof(float);
+        return Updates<decltype(memory), decltype(update)>{begin, end, bytes, memory, update};
     }
 
     // What `in` gives of a token, in its parts.
@@ -63,10 +91,12 @@ private:
     }
 
     // All tokens of a sequence through one head.
-    void head(const Mamba2Layer& l, int sequence, int h) {
+    void head(const Part& part, int task) {
+        const Mamba2Layer& l = m.layers[part.layer];
+        const int sequence = sequence_of(part, task), h = task % m.num_heads;
         const int N = m.state_size, P = m.head_size, end = b.first_row[sequence + 1];
         const int group = h / (m.num_heads / m.num_groups);
-        float* S = (float*)(b.states[sequence] + l.S) + size_t(h) * N * P;
+        float* S = state(part, task);
         for (int row = b.first_row[sequence]; row < end; row++) {
             const float* x = mixed(row);
             const double delta = softplus(double(dt(row, h)) + double(l.dt_bias[h]));
@@ -87,6 +117,33 @@ private:
         float* y = buffer(B::y, row);
         map(y, y, z(row), m.inner, [](F a, F gate) { return a * silu(gate); });
         for (int at = 0; at < m.inner; at += n) rms_norm(y + at, l.inner_norm.weight + at, m.eps, n);
+    }
+
+    void layer(const Part& all) {
+        enter(all, NoUpdates());
+        convolve_and_leave(all, Part());
+        w.each(num_heads(all), [&](int task) { head(all, task); });
+        convolve_and_leave(Part(), all);
+        project(all, NoUpdates());
+    }
+
+    // The heads of a part are updated between two products of the part before or after it: those that
+    // leave a layer take as many of them as is their share of the weights.
+    void layers_in_halves() {
+        const int64_t leaving = bytes_of(m.layers[0].out), entering = bytes_of(m.layers[0].in);
+        Part before;
+        int done = 0;  // heads of `before`
+        for (int i = 0; i < 2 * m.num_layers; i++) {
+            const Part now = half(i / 2, i % 2);
+            enter(now, updates(before, done, num_heads(before)));
+            convolve_and_leave(now, before);
+            done = i ? int(num_heads(now) * leaving / (leaving + entering)) : 0;
+            if (i) project(before, updates(now, 0, done));
+            before = now;
+        }
+        w.each(num_heads(before) - done, [&](int task) { head(before, done + task); });
+        convolve_and_leave(Part(), before);
+        project(before, NoUpdates());
     }
 
     using B = Mamba2Buffers;

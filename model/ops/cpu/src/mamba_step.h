@@ -37,7 +37,7 @@ private:
             if (m.mixer_eps > 0.0f) normalize_selected(row);
             if (needs_preparation(m.precision)) prepare_row(m.precision, in, row, m.rank);
         });
-        products(Prepared{in, b.num_rows}, {{&l.dt, into(B::delta)}});
+        products(Prepared{in, all_rows()}, {{&l.dt, into(B::delta)}});
         each_slice([&](int sequence, int begin, int n) { scan(l, sequence, begin, n); });
         products(plain(B::y, m.inner), {{&l.out, onto_x()}});
     }

@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cmath>
+#include <type_traits>
 #include <utility>
 
 #include "tiles.h"
@@ -54,9 +55,9 @@ inline void finish_row(const Matrix& w, int panel, float* tmp, const Output& out
 }
 
 // The outputs of `panel` from vector `j` on, N of them, for MR rows from `row` on.
-template <int MR, int N>
+template <int MR, int N, class Look>
 inline void tile(
-    const Matrix& w, const Input& x, int row, int panel, int j, Ahead ahead, float* tmp) {
+    const Matrix& w, const Input& x, int row, int panel, int j, Look ahead, float* tmp) {
     const size_t parts = size_t(w.k_padded) * PART;  // weights from part to part
     const size_t begin = size_t(panel * NV + j) / TALL_NV * parts;
     const float* f = x.f + size_t(row) * x.stride;
@@ -104,35 +105,72 @@ inline void tile(
     }
 }
 
+template <class Look>
 using Tile = void (*)(
-    const Matrix&, const Input&, int row, int panel, int j, Ahead ahead, float* tmp);
+    const Matrix&, const Input&, int row, int panel, int j, Look ahead, float* tmp);
 
-template <int N, size_t... MR>
+// Tiles of FIRST rows and more.
+template <int FIRST, int N, class Look, size_t... MR>
 constexpr auto tiles_of_heights(std::index_sequence<MR...>) {
-    return std::array<Tile, sizeof...(MR)>{tile<int(MR) + 1, N>...};
+    return std::array<Tile<Look>, sizeof...(MR)>{tile<FIRST + int(MR), N, Look>...};
 }
 
+// Weights along k that a tile multiplies between two looks ahead.
+inline int weights_of_look(Precision precision) {
+    switch (precision) {
+        case Precision::float32: return 1;
+        case Precision::bfloat16: return 2;
+        case Precision::int8: return 4;
+        default: return 8;
+    }
+}
+
+// Products with nothing between their tiles; see updates.h.
+struct NoUpdates {
+    using Along = NoPieces;
+    NoUpdates share(int, int) const { return {}; }
+    NoPieces before_tile(int, int, int) { return {}; }
+    void after_tile() {}
+};
+
+// The heights of tiles with updates between them, which are only made for many rows.
+constexpr int MIN_UPDATED_ROWS = 2 * TALL_ROWS, FIRST_UPDATED = TALL_ROWS / 2 + 1;
+
 // One panel of outputs for `rows` (at most TASK_ROWS) rows from `row` on; `products` has room for
-// them. Meanwhile the panel `ahead`, which this thread will probably need next, is asked for.
+// them. Meanwhile the panel `ahead`, which this thread will probably need next, is asked for, and
+// the states of `updates`, which are made between the tiles of at least MIN_UPDATED_ROWS rows.
+template <class Updates>
 inline void matmul_task(
     const Matrix& w, const Input& x, int row, int rows, int panel, int ahead, const Output& out,
-    float* products) {
-    static constexpr auto flat_tiles = tiles_of_heights<NV>(std::make_index_sequence<FLAT_ROWS>());
-    static constexpr auto tall_tiles =
-        tiles_of_heights<TALL_NV>(std::make_index_sequence<TALL_ROWS>());
+    float* products, Updates updates) {
+    using Look = Ahead<typename Updates::Along>;
+    constexpr bool updated = !std::is_same_v<Updates, NoUpdates>;
+    constexpr int first = updated ? FIRST_UPDATED : 1;
+    static constexpr auto tall_tiles = tiles_of_heights<first, TALL_NV, Look>(
+        std::make_index_sequence<TALL_ROWS + 1 - first>());
     // Of a last panel that is at most half full only that half is read.
     const int vectors = w.n - panel * PANEL > PART ? NV : TALL_NV;
-    const bool tall = rows > FLAT_ROWS || vectors == TALL_NV;
+    const bool tall = updated || rows > FLAT_ROWS || vectors == TALL_NV;
     const ptrdiff_t distance = (ahead - panel) * ptrdiff_t(w.panel_bytes());
-    const Tile* tiles = tall ? tall_tiles.data() : flat_tiles.data();
     const int height = tall ? TALL_ROWS : FLAT_ROWS, width = tall ? TALL_NV : NV;
     const int blocks = (rows + height - 1) / height, parts = blocks * (vectors / width);
+    const int looks = w.k_padded / weights_of_look(w.precision);
     for (int part = 0; part < parts; part++) {
         const int b = part % blocks, j = part / blocks * width;
         const int begin = rows * b / blocks, end = rows * (b + 1) / blocks;
+        const auto along = updates.before_tile(part, parts, looks / blocks);
         // A single tile is over before the next panel is needed: it looks ahead in its own.
-        const Ahead next = parts == 1 ? Ahead{NEAR, 1, 0} : Ahead{distance, blocks, b};
-        tiles[end - begin - 1](w, x, row + begin, panel, j, next, products + begin * PANEL);
+        const Look next = parts == 1 ? Look{along, NEAR, 1, 0} : Look{along, distance, blocks, b};
+        float* tmp = products + begin * PANEL;
+        if constexpr (!updated) {
+            static constexpr auto flat_tiles =
+                tiles_of_heights<1, NV, Look>(std::make_index_sequence<FLAT_ROWS>());
+            const Tile<Look>* tiles = tall ? tall_tiles.data() : flat_tiles.data();
+            tiles[end - begin - first](w, x, row + begin, panel, j, next, tmp);
+        } else {
+            tall_tiles[size_t(end - begin - first)](w, x, row + begin, panel, j, next, tmp);
+        }
+        updates.after_tile();
     }
     for (int r = 0; r < rows; r++) finish_row(w, panel, products + r * PANEL, out, row + r);
 }

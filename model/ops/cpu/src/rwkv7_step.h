@@ -33,7 +33,7 @@ private:
             shift(in, 0, row, last, l.channel_shift_mix);
         });
         products(
-            Prepared{in, b.num_rows},
+            Prepared{in, all_rows()},
             {{&l.channel_key, into(B::hidden, Into::square_relu)}},
             b.num_sequences, [&](int sequence) { keep_row(l.channel_shift, sequence); });
         products(plain(B::hidden, m.intermediate), {{&l.channel_value, onto_x()}});

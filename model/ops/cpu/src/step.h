@@ -4,6 +4,7 @@
 #include "kernels.h"
 #include "matmul.h"
 #include "token_kernels.h"
+#include "updates.h"
 
 namespace everstream {
 namespace EVERSTREAM_LEVEL {
@@ -11,6 +12,9 @@ namespace EVERSTREAM_LEVEL {
 // Up to this many rows each thread prepares the inputs of a product for itself, which is quicker
 // than to wait for each other.
 constexpr int FEW_ROWS = 4;
+// From so many sequences on, a step goes in halves where the family can.
+constexpr int HALVED_SEQUENCES = 48;
+static_assert(HALVED_SEQUENCES >= 2 * MIN_UPDATED_ROWS);
 
 // One thread's own room.
 struct Private {
@@ -50,6 +54,18 @@ inline void normalize(const Model& m, const Norm& norm, const float* x, float* o
     rms_norm(out, norm.weight, m.eps, m.hidden);
 }
 
+// Rows of a batch, or its sequences.
+struct Span {
+    int first, num;
+    int end() const { return first + num; }
+};
+
+// Some sequences of a batch in a layer, and their rows.
+struct Part {
+    int layer = 0;
+    Span sequences = {0, 0}, rows = {0, 0};
+};
+
 // A matrix, the first of the rows that it takes, and where its products go; no matrix: nothing.
 struct Product {
     const Matrix* weight;
@@ -68,7 +84,8 @@ protected:
     template <class Make>
     struct Rows {
         Input in;
-        int num, k;
+        Span span;
+        int k;
         Make make;
         bool makes, ready;
         Precision precision;
@@ -78,38 +95,55 @@ protected:
             if (needs_preparation(precision)) prepare_row(precision, in, row, k);
         }
         const Input& all() {
-            for (int row = 0; !ready && row < num; row++) one(row);
+            for (int row = span.first; !ready && row < span.end(); row++) one(row);
             ready = true;
             return in;
         }
     };
 
     template <class Make>
-    Rows<Make> rows_of(int num, int k, const float* x, int stride, bool makes, Make make) {
-        const bool own = num <= FEW_ROWS, work = makes || needs_preparation(model.precision);
+    Rows<Make> rows_of(Span span, int k, const float* x, int stride, bool makes, Make make) {
+        const bool own = span.end() <= FEW_ROWS, work = makes || needs_preparation(model.precision);
         Input in;
         in.stride = stride;
         in.f = makes ? (own ? p.normed : b.normed) : x;
         in.half = own ? p.half : b.half;
         in.integers = own ? p.integers : b.integers;
         in.scale = own ? p.scales : b.scales;
-        Rows<Make> rows{in, num, k, make, makes, !work, model.precision};
+        Rows<Make> rows{in, span, k, make, makes, !work, model.precision};
         if (work && !own) {
-            w.each(num, [&](int row) { rows.one(row); });
+            w.each(span.num, [&](int i) { rows.one(span.first + i); });
             rows.ready = true;
         }
         return rows;
     }
 
-    auto plain(const float* x, int k, int stride) {
-        return rows_of(b.num_rows, k, x, stride, false, [](int, float*) {});
+    auto plain(int place, int k, Span rows) {
+        return rows_of(rows, k, b.buffers[place], s.buffers[place], false, [](int, float*) {});
     }
-    auto plain(int place, int k) { return plain(b.buffers[place], k, s.buffers[place]); }
-    auto normed(const Norm& norm) {
+    auto plain(int place, int k) { return plain(place, k, all_rows()); }
+    auto normed(const Norm& norm, Span rows) {
         const auto make = [this, &norm](int row, float* out) {
             normalize(model, norm, b.x + size_t(row) * s.x, out);
         };
-        return rows_of(b.num_rows, model.hidden, nullptr, s.x, true, make);
+        return rows_of(rows, model.hidden, nullptr, s.x, true, make);
+    }
+    auto normed(const Norm& norm) { return normed(norm, all_rows()); }
+    Span all_rows() const { return {0, b.num_rows}; }
+
+    static int64_t bytes_of(const Matrix& weight) {
+        return int64_t(weight.panel_bytes()) * weight.num_panels();
+    }
+    // Whether the layers take the batch in two halves, one behind the other: while one half's rows are
+    // multiplied, the states of the other half are read and written.
+    bool goes_in_halves() const {
+        return b.num_sequences >= HALVED_SEQUENCES && b.num_rows <= 2 * b.num_sequences;
+    }
+    Part whole(int layer) const { return {layer, {0, b.num_sequences}, all_rows()}; }
+    Part half(int layer, int which) const {
+        const int middle = b.num_sequences / 2, row = b.middle_row;
+        if (which == 0) return {layer, {0, middle}, {0, row}};
+        return {layer, {middle, b.num_sequences - middle}, {row, b.num_rows - row}};
     }
 
     // A row of one of the family's own buffers; where products of all rows go there, or to `x`.
@@ -124,7 +158,7 @@ protected:
     // Rows that a phase has made and prepared.
     struct Prepared {
         Input in;
-        int num;
+        Span span;
         const Input& all() const { return in; }
     };
 
@@ -142,19 +176,24 @@ protected:
     }
 
     // All products in one phase: all panels, all parts of the rows; and `extra(i)` for each i below
-    // `num_extra`, which may touch nothing that the products do.
-    template <class Rows, int N, class Extra>
-    void products(Rows rows, const Product (&list)[N], int num_extra, Extra extra) {
+    // `num_extra`, and `updates` between the tiles; these may touch nothing that the products do.
+    template <class Rows, int N, class Extra, class Updates>
+    void products(
+        Rows rows, const Product (&list)[N], int num_extra, Extra extra, Updates updates) {
         int parts[N], total = 0;
         for (int i = 0; i < N; i++) {
             const Matrix* weight = list[i].weight;
-            parts[i] = weight ? parts_of(rows.num, weight->num_panels()) : 0;
+            parts[i] = weight ? parts_of(rows.span.num, weight->num_panels()) : 0;
             total += weight ? parts[i] * weight->num_panels() : 0;
         }
         w.each(total + num_extra, [&](int task) {
+            const auto share = updates.share(task < total ? task : 0, total);
             for (int i = 0; i < N; i++) {
                 const int num = list[i].weight ? parts[i] * list[i].weight->num_panels() : 0;
-                if (task < num) return product(rows, list[i], task / parts[i], task % parts[i], parts[i]);
+                if (task < num) {
+                    const int panel = task / parts[i], part = task % parts[i];
+                    return product(rows, list[i], panel, part, parts[i], share);
+                }
                 task -= num;
             }
             extra(task);
@@ -162,7 +201,15 @@ protected:
     }
     template <class Rows, int N>
     void products(Rows rows, const Product (&list)[N]) {
-        products(rows, list, 0, [](int) {});
+        products(rows, list, 0, [](int) {}, NoUpdates());
+    }
+    template <class Rows, int N, class Extra>
+    void products(Rows rows, const Product (&list)[N], int num_extra, Extra extra) {
+        products(rows, list, num_extra, extra, NoUpdates());
+    }
+    template <class Rows, int N, class Updates>
+    void products(Rows rows, const Product (&list)[N], Updates updates) {
+        products(rows, list, 0, [](int) {}, updates);
     }
 
     void final_norm(int i, float* out) {
@@ -177,7 +224,7 @@ protected:
         if (!b.num_wanted) return;
         const auto make = [this](int i, float* out) { final_norm(i, out); };
         products(
-            rows_of(b.num_wanted, model.hidden, nullptr, s.x, true, make),
+            rows_of({0, b.num_wanted}, model.hidden, nullptr, s.x, true, make),
             {{&model.head, {b.logits, s.vocab}}});
     }
 
@@ -188,13 +235,15 @@ protected:
     Private& p;
 
 private:
-    template <class Rows>
-    void product(Rows& rows, const Product& product, int panel, int part, int parts) {
-        const int begin = int(int64_t(rows.num) * part / parts);
-        const int end = int(int64_t(rows.num) * (part + 1) / parts);
+    template <class Rows, class Updates>
+    void product(
+        Rows& rows, const Product& product, int panel, int part, int parts, Updates updates) {
+        const int num = rows.span.num;
+        const int begin = rows.span.first + int(int64_t(num) * part / parts);
+        const int end = rows.span.first + int(int64_t(num) * (part + 1) / parts);
         matmul_task(
             *product.weight, rows.all().from(product.first_row), begin, end - begin, panel,
-            panel + w.count(), product.out, p.products);
+            panel + w.count(), product.out, p.products, updates);
     }
 };
 

@@ -22,9 +22,36 @@ inline const T* vector_at(const T* w, size_t stride, int j) {
     return w + size_t(j / TALL_NV) * stride + size_t(j % TALL_NV) * F::W * (4 / sizeof(T));
 }
 
+// Pieces of memory of `bytes` each that a thread will need after its tile, asked for some lines at a
+// time.
+struct Pieces {
+    static constexpr int MAX = 16;
+    const char* at[MAX];
+    int num = 0, bytes = 0, lines = 0;
+    int piece = 0, offset = 0;
+
+    void prefetch() {
+        for (int i = 0; i < lines && piece < num; i++) {
+            __builtin_prefetch(at[piece] + offset, 0, 2);
+            offset += 64;
+            if (offset >= bytes) piece++, offset = 0;
+        }
+    }
+};
+
+// What else is asked for along with weights: nothing, or pieces.
+struct NoPieces {
+    void prefetch_pieces() const {}
+};
+struct WithPieces {
+    Pieces* pieces;
+    void prefetch_pieces() const { pieces->prefetch(); }
+};
+
 // What a thread will read later, `distance` bytes after what it reads now. The tiles over the same
 // weights share the asking: each has its turn `every` so many steps, so that memory keeps up.
-struct Ahead {
+template <class Along>
+struct Ahead : Along {
     ptrdiff_t distance;
     int every, turn;
 
@@ -33,6 +60,7 @@ struct Ahead {
     void prefetch_bytes(const uint8_t* w, size_t parts, int num_bytes) {
         if (turn-- > 0) return;
         turn = every - 1;
+        this->prefetch_pieces();
         for (int j = 0; j < N; j += TALL_NV)
             for (int line = 0; line < num_bytes; line += 64)
                 __builtin_prefetch((const char*)w + size_t(j / TALL_NV) * parts + distance + line, 0, 2);
@@ -43,6 +71,7 @@ struct Ahead {
     void prefetch(const T* w, size_t stride) {
         if (turn-- > 0) return;
         turn = every - 1;
+        this->prefetch_pieces();
         for (int j = 0; j < N; j += TALL_NV)
             for (int line = 0; line < PART * 4; line += 64)
                 __builtin_prefetch((const char*)vector_at(w, stride, j) + distance + line, 0, 2);
@@ -56,15 +85,15 @@ inline const int32_t* row_sums(const int32_t* sums, int r, size_t stride) {
 
 // A tile: `tmp` [MR][PANEL] = x w for MR rows and N vectors of outputs, whose weights begin at w.
 
-template <int MR, int N>
+template <int MR, int N, class Look>
 inline void tile_float(
-    const float* x, int stride, const float* w, size_t parts, int k, Ahead ahead,
+    const float* x, int stride, const float* w, size_t parts, int k, Look ahead,
     float* tmp) {
     F acc[MR][N];
     for (int r = 0; r < MR; r++)
         for (int j = 0; j < N; j++) acc[r][j] = F::set(0.0f);
     for (int i = 0; i < k; i++, w += PART) {
-        ahead.prefetch<N>(w, parts);
+        ahead.template prefetch<N>(w, parts);
         F wv[N];
         for (int j = 0; j < N; j++) wv[j] = F::load(vector_at(w, parts, j));
         for (int r = 0; r < MR; r++) {
@@ -76,15 +105,15 @@ inline void tile_float(
         for (int j = 0; j < N; j++) acc[r][j].store(tmp + r * PANEL + j * F::W);
 }
 
-template <int MR, int N>
+template <int MR, int N, class Look>
 inline void tile_bf16(
-    const float* x, int stride, const uint16_t* w, size_t parts, int k, Ahead ahead,
+    const float* x, int stride, const uint16_t* w, size_t parts, int k, Look ahead,
     float* tmp) {
     F acc[MR][N];
     for (int r = 0; r < MR; r++)
         for (int j = 0; j < N; j++) acc[r][j] = F::set(0.0f);
     for (int i = 0; i < k; i += 2, w += 2 * PART) {
-        ahead.prefetch<N>(w, parts);
+        ahead.template prefetch<N>(w, parts);
         F wv[N];
         for (int j = 0; j < N; j++) wv[j] = F::even(vector_at(w, parts, j));
         for (int r = 0; r < MR; r++) {
@@ -102,15 +131,15 @@ inline void tile_bf16(
 }
 
 #if EVERSTREAM_DOT
-template <int MR, int N>
+template <int MR, int N, class Look>
 inline void tile_dot(
-    const uint16_t* x, int stride, const uint16_t* w, size_t parts, int k, Ahead ahead,
+    const uint16_t* x, int stride, const uint16_t* w, size_t parts, int k, Look ahead,
     float* tmp) {
     __m512 acc[MR][N];
     for (int r = 0; r < MR; r++)
         for (int j = 0; j < N; j++) acc[r][j] = _mm512_setzero_ps();
     for (int i = 0; i < k; i += 2, w += 2 * PART) {
-        ahead.prefetch<N>(w, parts);
+        ahead.template prefetch<N>(w, parts);
         __m512bh wv[N];
         for (int j = 0; j < N; j++) wv[j] = (__m512bh)_mm512_loadu_si512(vector_at(w, parts, j));
         for (int r = 0; r < MR; r++) {
@@ -127,17 +156,17 @@ inline void tile_dot(
 // As int32 lanes: sums of type __m512i, of 64-bit lanes, GCC 12 stores to memory at every step.
 using Int32s = int32_t __attribute__((vector_size(64)));
 
-template <int MR, int N>
+template <int MR, int N, class Look>
 inline void tile_int8(
     const uint8_t* x, size_t stride, const float* x_scale, const uint8_t* w, size_t parts,
-    int k, const float* scale, const int32_t* x_sums, Ahead ahead, float* tmp) {
+    int k, const float* scale, const int32_t* x_sums, Look ahead, float* tmp) {
     Int32s acc[MR][N];
     for (int r = 0; r < MR; r++) {  // weights are 128 more than they should be
         const int32_t sum = *row_sums(x_sums, r, stride);
         for (int j = 0; j < N; j++) acc[r][j] = Int32s{} - 128 * sum;
     }
     for (int i = 0; i < k; i += 4, w += 4 * PART, x += QUAD_BYTES) {
-        ahead.prefetch<N>(w, parts);
+        ahead.template prefetch<N>(w, parts);
         __m512i wv[N];
         for (int j = 0; j < N; j++) wv[j] = _mm512_loadu_si512(vector_at(w, parts, j));
         for (int r = 0; r < MR; r++) {
@@ -153,15 +182,15 @@ inline void tile_int8(
         }
 }
 #else
-template <int MR, int N>
+template <int MR, int N, class Look>
 inline void tile_int8(
     const uint8_t* x, size_t stride, const float* x_scale, const uint8_t* w, size_t parts,
-    int k, const float* scale, const int32_t*, Ahead ahead, float* tmp) {
+    int k, const float* scale, const int32_t*, Look ahead, float* tmp) {
     I acc[MR][N];
     for (int r = 0; r < MR; r++)
         for (int j = 0; j < N; j++) acc[r][j] = I::zero();
     for (int i = 0; i < k; i += 4, w += 4 * PART, x += QUAD_BYTES) {
-        ahead.prefetch<N>(w, parts);
+        ahead.template prefetch<N>(w, parts);
         for (int j = 0; j < N; j += 2) {  // two vectors at a time, for want of registers
             const I a = I::load(vector_at(w, parts, j));
             const I b = I::load(vector_at(w, parts, j + 1));

@@ -19,15 +19,15 @@ inline Sums4 sums_from(int32_t first) { return Int32s{} + first; }
 inline I to_integers(Sums4 sums) { return {(__m512i)sums}; }
 
 // total += the products of a group.
-template <int MR, int N>
+template <int MR, int N, class Look>
 inline void add_group(
-    const uint8_t* x, size_t stride, const uint8_t* w, size_t parts, Ahead& ahead,
+    const uint8_t* x, size_t stride, const uint8_t* w, size_t parts, Look& ahead,
     Sums4 (&total)[MR][N]) {
     const __m512i nibble = _mm512_set1_epi8(15);
     // Unrolled, GCC 12 keeps the totals in registers from one group to its scale.
 #pragma GCC unroll 4
     for (int word = 0; word < GROUP_WORDS; word++, x += 8) {
-        ahead.prefetch_bytes<N>(w + word * PART * 4, parts, PART * 4);
+        ahead.template prefetch_bytes<N>(w + word * PART * 4, parts, PART * 4);
         __m512i low[N], high[N];
         for (int j = 0; j < N; j++) {
             const __m512i both = I::load(vector_at(w + word * PART * 4, parts, j)).v;
@@ -48,12 +48,12 @@ using Sums4 = I;
 inline Sums4 sums_from(int32_t first) { return I::spread(&first); }
 inline I to_integers(Sums4 sums) { return sums; }
 
-template <int MR, int N>
+template <int MR, int N, class Look>
 inline void add_group(
-    const uint8_t* x, size_t stride, const uint8_t* w, size_t parts, Ahead& ahead,
+    const uint8_t* x, size_t stride, const uint8_t* w, size_t parts, Look& ahead,
     Sums4 (&total)[MR][N]) {
     for (int word = 0; word < GROUP_WORDS; word++, x += 16) {
-        ahead.prefetch_bytes<N>(w + word * PART * 4, parts, PART * 4);
+        ahead.template prefetch_bytes<N>(w + word * PART * 4, parts, PART * 4);
         for (int j = 0; j < N; j++) {
             const I codes = I::load(vector_at(w + word * PART * 4, parts, j));
             const I c02 = codes.nibbles<0>(), c46 = codes.nibbles<4>();
@@ -73,10 +73,10 @@ inline void add_group(
 
 // See tiles.h; `parts` in bytes, `x_sums` as in `Input`. A tile has two accumulators for an output, so
 // larger ones are made of some that fit the registers; unpacking twice costs less than spilling.
-template <int MR, int N>
+template <int MR, int N, class Look>
 inline void tile_int4(
     const uint8_t* x, size_t stride, const float* x_scale, const uint8_t* w, size_t parts,
-    int groups, const int32_t* x_sums, Ahead ahead, float* tmp) {
+    int groups, const int32_t* x_sums, Look ahead, float* tmp) {
     if constexpr (N > TALL_NV && MR > 2) {
         tile_int4<MR, TALL_NV>(x, stride, x_scale, w, parts, groups, x_sums, ahead, tmp);
         return tile_int4<MR, TALL_NV>(
@@ -98,7 +98,7 @@ inline void tile_int4(
             for (int j = 0; j < N; j++)
                 total[r][j] = sums_from(-8 * row_sums(x_sums, r, stride)[1 + g]);
         add_group<MR, N>(x, stride, w, parts, ahead, total);
-        ahead.prefetch_bytes<N>(w + SCALES_AT, parts, GROUP_BYTES - SCALES_AT);
+        ahead.template prefetch_bytes<N>(w + SCALES_AT, parts, GROUP_BYTES - SCALES_AT);
         for (int j = 0; j < N; j++) {
             const uint8_t* scales = w + size_t(j / TALL_NV) * parts + SCALES_AT;
             const F scale = F::half((const uint16_t*)scales + j % TALL_NV * F::W);

@@ -31,10 +31,10 @@ inline void add_bounds(
 }
 
 // See tiles.h and tile_int4; `short_sums` as in `Input`.
-template <int MR, int N>
+template <int MR, int N, class Look>
 inline void tile_q4k(
     const uint8_t* x, size_t stride, const float* x_scale, const uint8_t* w, size_t parts,
-    int blocks, const int16_t* short_sums, Ahead ahead, float* tmp) {
+    int blocks, const int16_t* short_sums, Look ahead, float* tmp) {
     if constexpr (N > TALL_NV && MR > 2) {
         tile_q4k<MR, TALL_NV>(x, stride, x_scale, w, parts, blocks, short_sums, ahead, tmp);
         return tile_q4k<MR, TALL_NV>(
@@ -66,7 +66,7 @@ inline void tile_q4k(
                     block[r][j] = block[r][j] + to_integers(total[r][j]) * step;
             }
         }
-        ahead.prefetch_bytes<N>(w + STEPS_AT, parts, BLOCK_BYTES - STEPS_AT);
+        ahead.template prefetch_bytes<N>(w + STEPS_AT, parts, BLOCK_BYTES - STEPS_AT);
         I bounds[MR][N];
         for (int r = 0; r < MR; r++)
             for (int j = 0; j < N; j++) bounds[r][j] = I::zero();

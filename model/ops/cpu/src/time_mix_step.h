@@ -101,7 +101,7 @@ protected:
         const auto down = [&](int map) { return l.low[map].down.n ? &l.low[map].down : nullptr; };
         const int v = is_first ? B::v_first : B::v;
         products(
-            Prepared{in, num},
+            Prepared{in, all_rows()},
             {{&l.receptance, into(B::r), Shifted::r * num},
              {&l.key, into(B::k), Shifted::k * num},
              {&l.value, into(v), Shifted::v * num},
@@ -119,7 +119,7 @@ protected:
             });
         const auto up = [&](int map) { return l.low[map].up.n ? &l.low[map].up : nullptr; };
         products(
-            Prepared{narrow, num},
+            Prepared{narrow, all_rows()},
             {{up(LowRanks::decay), into(B::decay), LowRanks::decay * num},
              {up(LowRanks::rate), into(B::rate), LowRanks::rate * num},
              {up(LowRanks::value_mix), into(B::value_mix), LowRanks::value_mix * num},

@@ -28,6 +28,8 @@ CASES = [(name, "float32") for name in SERVED] + [
 ]
 #: Of numbers and of threads.
 KINDS = [("float32", 3), ("float32", 1), ("bfloat16", 2), ("int8", 4), ("int4", 3)]
+#: Families and mechanisms that take a batch of many sequences in two halves.
+HALVED = ("mamba2", "mamba2_grouped", "gated", "delta", "retnet", "dijiang")
 POISON = 0xFF
 LENGTHS = (1, 3, 70, 64, 17, 6, 33)
 
@@ -40,8 +42,8 @@ class Result:
     state: bytes
 
 
-def alone(name: str, dtype: str, tokens: list[int]) -> Result:
-    runtime = small_runtime(name, dtype)
+def alone(name: str, dtype: str, tokens: list[int], level: str | None = None) -> Result:
+    runtime = small_runtime(name, dtype, level=level)
     pool = runtime.empty_pool(1)
     runtime.run(pool, [0], [0], [tokens], [runtime.draw(temperature=0.0)])
     return Result(runtime.logits()[0].tobytes(), pool[0].tobytes())
@@ -120,6 +122,24 @@ def test_any_number_of_rows_is_the_same(dtype: str, rows: int, threads: int) -> 
     for slot, logits in enumerate(runtime.logits()):
         wanted = alone("gated", dtype, texts[slot])
         assert Result(logits.tobytes(), pool[slot].tobytes()) == wanted
+
+
+@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", HALVED)
+def test_step_in_two_halves_is_the_same(name: str, dtype: str, level: str) -> None:
+    """Of an odd number of sequences, some with two tokens, by three threads."""
+    runtime = small_runtime(name, dtype, 3, level)
+    texts = sequences(name, (2, 3, 3, 2, 3))
+    slots = list(range(61))
+    pool, draws = runtime.empty_pool(len(slots)), [runtime.draw(temperature=0.0)] * len(slots)
+    chosen_texts = [texts[slot % len(texts)] for slot in slots]
+    runtime.run(pool, slots, [0] * len(slots), [text[:-1] for text in chosen_texts], draws)
+    positions = [len(text) - 1 for text in chosen_texts]
+    runtime.run(pool, slots, positions, [text[-1:] for text in chosen_texts], draws)
+    wanted = [alone(name, dtype, text, level) for text in texts]
+    for slot, logits in enumerate(runtime.logits()):
+        assert Result(logits.tobytes(), pool[slot].tobytes()) == wanted[slot % len(texts)]
 
 
 @given(
