@@ -228,9 +228,10 @@ def few_ids(mask: Mask) -> Ids:
     words = np.flatnonzero(mask)
     if len(words) > MAX_FORCED_IDS:
         return ()
-    places = ((int(word), bit) for word in words for bit in range(32))
-    ids = tuple(32 * word + bit for word, bit in places if mask[word] >> bit & 1)
-    return ids if len(ids) <= MAX_FORCED_IDS else ()
+    bits = np.flatnonzero(np.unpackbits(mask[words].view(np.uint8), bitorder="little"))
+    if len(bits) > MAX_FORCED_IDS:
+        return ()
+    return tuple((words[bits // 32] * 32 + bits % 32).tolist())
 
 
 def longest_of(ids: Sequence[int], token_bytes: Callable[[int], bytes]) -> int | None:
