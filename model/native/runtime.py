@@ -36,11 +36,20 @@ except ImportError as error:
 DTYPES = ("float32", "bfloat16", "int8", "int4")
 #: Those that torch has no products of.
 NATIVE_DTYPES = ("int8", "int4")
-#: What folders and GGUF call what is int4 here, number by number, and what a runtime of int4 holds
-#: as it is in the file, by what the extension module calls it.
-INT4_KINDS, HELD_KINDS = ("int4", "Q4_0"), {"Q4_K": "q4_k"}
-#: Files mostly of these are served as they are by a runtime of int4.
-INT4_FILES = (*INT4_KINDS, *HELD_KINDS)
+#: What folders and GGUF call what is int4 here, number by number.
+INT4_KINDS = ("int4", "Q4_0")
+#: The types of GGUF whose blocks a runtime of int4 holds as they are in the file, by what the
+#: extension module calls them.
+HELD_KINDS = {
+    "Q4_K": "q4_k",
+    "Q5_K": "q5_k",
+    "Q6_K": "q6_k",
+    "IQ4_XS": "iq4_xs",
+    "IQ4_NL": "iq4_nl",
+}
+#: Files mostly of these are served as they are by a runtime of int4; those in four bits.
+HELD_FILES = (*INT4_KINDS, *HELD_KINDS)
+INT4_FILES = (*INT4_KINDS, "Q4_K", "IQ4_XS", "IQ4_NL")
 #: What a runtime of int4 holds in int8; see the notebook.
 INT8_TABLES = ("embedding.weight", "position_embedding.weight", "head.weight")
 #: In the place of a token: the logits were not finite.
@@ -312,11 +321,11 @@ class _Source:
     def held_as(self, name: str) -> str:
         """What a runtime of int4 holds a matrix in: int4, int8, or one of `HELD_KINDS`.
 
-        int8 are those that a file of four bits has in more, which its author chose, or that
+        int8 are those that such a file has in another type, which its author chose, or that
         come out changed; and of other files what is looked up or gives logits.
         """
         weights = self._weights
-        if isinstance(weights, StoredWeights) and weights.stored_dtype in INT4_FILES:
+        if isinstance(weights, StoredWeights) and weights.stored_dtype in HELD_FILES:
             held = HELD_KINDS.get(weights.block_kind(name) or "")
             return held or ("int4" if weights.dtype_of(name) in INT4_KINDS else "int8")
         if name in INT8_TABLES:

@@ -16,7 +16,7 @@ from model.checkpoint import Checkpoint
 from model.checkpoint_files import CONFIG
 from model.native.runtime import INT4_FILES, INT8_TABLES, Runtime
 from model.quantization.quantize import Array, finite, quantize_rows, save_tensors, unrounded
-from model.weights import SCALE, CheckpointError, StoredWeights, shape_in
+from model.weights import SCALE, CheckpointError, StoredWeights, WrappedWeights, shape_in
 from model.weights.int4 import Int4, rounded
 
 
@@ -43,13 +43,22 @@ def int4_of(checkpoint: Checkpoint, text: Path | None, threads: int) -> Mapping[
         raise CheckpointError(f"the weights are {weights.stored_dtype} already")
     for name in weights:
         finite(checkpoint, name)
-    held = Runtime(checkpoint.config, weights, "int4").int4_names
+    numbers = _Numbers(weights) if isinstance(weights, StoredWeights) else weights
+    held = Runtime(checkpoint.config, numbers, "int4").int4_names
     names = [name for name in held if shape_in(weights, name)[1] % 2 == 0]
     if text is None:
         return {name: rounded(finite(checkpoint, name)) for name in names}
     from model.quantization.calibration import calibrated
 
     return calibrated(checkpoint, names, text, threads)
+
+
+class _Numbers(WrappedWeights):
+    """Those of a file, without its blocks: a runtime of int4 rounds them."""
+
+    @property
+    def stored_dtype(self) -> str:
+        return "float32"
 
 
 def _tensors(checkpoint: Checkpoint, matrices: Mapping[str, Int4]) -> Iterator[tuple[str, Array]]:

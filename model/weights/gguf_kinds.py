@@ -52,6 +52,14 @@ KINDS = {
     39: GgufKind("MXFP4", 32, 17),
 }
 QUANTIZED = frozenset(kind.name for kind in KINDS.values() if kind.block > 1)
+#: Where a block has its float16.
+SCALES = {
+    "Q4_K": slice(0, 4),
+    "Q5_K": slice(0, 4),
+    "Q6_K": slice(208, 210),
+    "IQ4_XS": slice(0, 2),
+    "IQ4_NL": slice(0, 2),
+}
 #: What numpy reads the others as.
 NUMPY = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 #: Numbers that are unpacked at a time: a block's intermediate results stay in the cache.
@@ -73,9 +81,9 @@ def unpacked(rows: Array, kind: GgufKind, columns: int) -> Array:
 
 
 def block_scales(blocks: Array, kind: str) -> Array:
-    """What the numbers of Q4_K blocks are multiples of, as float32: [rows, scales]."""
-    assert kind == "Q4_K", kind
-    each = blocks.reshape(len(blocks), -1, 144)[..., :4].copy()
+    """What the numbers of blocks of `SCALES` are multiples of, as float32: [rows, scales]."""
+    num_bytes = next(each.num_bytes for each in KINDS.values() if each.name == kind)
+    each = blocks.reshape(len(blocks), -1, num_bytes)[..., SCALES[kind]].copy()
     return each.view(np.float16).reshape(len(blocks), -1).astype(np.float32)
 
 

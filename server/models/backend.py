@@ -9,7 +9,7 @@ from typing import Literal
 
 from model.architectures.config import Config
 from model.checkpoint import Checkpoint
-from model.native.runtime import INT4_FILES, NATIVE_DTYPES, NativeError, Runtime, built, num_cores
+from model.native.runtime import HELD_FILES, NATIVE_DTYPES, NativeError, Runtime, built, num_cores
 from model.state import StateLayout
 from model.tokenizer import Tokenizer
 from model.weights import StoredWeights, Weights, is_quantized, num_parameters
@@ -109,8 +109,8 @@ def _auto_dtype(weights: Weights) -> str:
     """What holds the numbers of a file on the native runtime."""
     if not is_quantized(weights):
         return "bfloat16"
-    is_int4 = isinstance(weights, StoredWeights) and weights.stored_dtype in INT4_FILES
-    return "int4" if is_int4 else "int8"
+    is_held = isinstance(weights, StoredWeights) and weights.stored_dtype in HELD_FILES
+    return "int4" if is_held else "int8"
 
 
 def _torch(checkpoint: Checkpoint, dtype: str, threads: int, reason: str) -> Backend:

@@ -20,11 +20,11 @@ from model.foreign import read_gguf
 from model.foreign.qwen35_gguf import HeadOrder
 from model.weights import CheckpointError, StoredWeights
 from model.weights.gguf_file import GgufFile
+from tests.gguf_blocks import numbers_of, random_blocks
 from tests.gguf_files import Tensors, byte_level_vocabulary, finish
 from tests.hybrid_gguf import hybrid_tensors, numbered_vocabulary, write_hybrid
 from tests.hybrids import HYBRIDS, ours, texts
 from tests.model.architectures.rwkv7_llama import llama_logprobs
-from tests.q4k import q4k_blocks, q4k_numbers
 from tests.tiny import tiny_tokenizer
 
 #: Of logarithms of probabilities down to -12: llama.cpp adds up in other orders, and approximates
@@ -62,7 +62,7 @@ def test_blocks_come_in_the_order_of_the_heads(path: Path) -> None:
     }
     writer = GGUFWriter(path, "qwen35")
     for seed, (name, num) in enumerate(rows.items()):
-        blocks = q4k_blocks(num, 256, seed)
+        blocks = random_blocks("Q4_K", num, 256, seed)
         kind = GGMLQuantizationType.Q4_K
         writer.add_tensor(f"blk.0.{name}.weight", blocks, raw_dtype=kind)
     finish(writer)
@@ -71,7 +71,7 @@ def test_blocks_come_in_the_order_of_the_heads(path: Path) -> None:
         key = f"blk.0.{name}.weight"
         assert weights.block_kind(key) == "Q4_K"
         for begin, end in ((0, None), (3, 8), (values - 3, values)):
-            found = q4k_numbers(weights.blocks(key, begin, end))
+            found = numbers_of("Q4_K", weights.blocks(key, begin, end))
             assert np.array_equal(found, weights.rows(key, begin, end))
     assert weights.block_kind("blk.0.ssm_alpha.weight") is None
     assert weights.block_kind("blk.0.ssm_out.weight") is None

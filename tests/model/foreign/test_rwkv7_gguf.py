@@ -12,14 +12,17 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from gguf.quants import dequantize, quantize
 
+from model import foreign
 from model.architectures.rwkv7.chat import ENDS, TEMPLATE
 from model.checkpoint import Checkpoint, load_checkpoint, load_tokenizer
 from model.config import ConfigError
 from model.native.runtime import Runtime
 from model.tokenizer import TokenizerError
 from model.weights import CheckpointError, StoredWeights, is_quantized
+from model.weights.gguf_file import GgufFile
 from server.models.backend import open_backend
 from server.models.storage import identity_of
+from tests.gguf_blocks import KINDS, BlockWeights, random_blocks
 from tests.gguf_files import (
     Fill,
     Raw,
@@ -29,15 +32,18 @@ from tests.gguf_files import (
     gguf_tensors,
     write_gguf,
 )
+from tests.hybrid_gguf import numbered_vocabulary
 from tests.int4 import Q4Weights, to_int4
+from tests.model.architectures.rwkv7_llama import llama_logprobs
 from tests.model.ops.cpu.models import feed
-from tests.q4k import Q4KWeights, q4k_blocks, q6k_blocks
 from tests.rwkv7 import SHAPES, Shape, published, write_pth
 from tests.tiny import tiny_tokenizer
 
 SHAPE = SHAPES["square"]
 TENSORS = gguf_tensors(published(SHAPE))
 VOCABULARY = byte_level_vocabulary(tiny_tokenizer(), SHAPE.vocab_size)
+#: Distance of the log probabilities from llama.cpp's, relative to how much they differ.
+LLAMA_TOLERANCE = 0.1
 Change = Callable[[Tensors], object]
 
 
@@ -104,39 +110,45 @@ def test_int4_weights_are_held_as_they_are(path: Path) -> None:
     assert runtimes[0].num_bytes == runtimes[1].num_bytes
 
 
-def write_q4k(path: Path) -> Path:
-    """A file as those of Q4_K_M: the head and a half of one kind of matrix have six bits."""
+#: Types of four to six bits, and what the file's other matrices are then.
+MIXED = {"Q4_K": "Q6_K", "Q5_K": "Q6_K", "Q6_K": "Q8_0", "IQ4_XS": "Q5_K", "IQ4_NL": "Q6_K"}
+
+
+def write_blocks(path: Path, kind: str = "Q4_K", fill: Callable[[int], Fill] | None = None) -> Path:
+    """A file as those of Q4_K_M: the head and a half of one kind of matrix have more bits."""
     shape = Shape(301, 256, 2, 64, 512, (16, 16, 8, 32))
     tensors = gguf_tensors(published(shape))
     raw: Raw = {}
     for seed, (name, data) in enumerate(tensors.items()):
         if data.ndim != 2 or data.shape[1] % 256 or "lerp" in name or "time_mix_r_k" in name:
             continue
-        if name in ("output.weight", "blk.1.channel_mix_value.weight"):
-            raw[name] = (q6k_blocks(*data.shape, seed), GGMLQuantizationType.Q6_K)
+        is_other = name in ("output.weight", "blk.1.channel_mix_value.weight")
+        used = MIXED[kind] if is_other else kind
+        if used == "Q8_0":
+            raw[name] = (quantize(data, GGMLQuantizationType.Q8_0), GGMLQuantizationType.Q8_0)
         else:
-            raw[name] = (q4k_blocks(*data.shape, seed), GGMLQuantizationType.Q4_K)
-    return write_gguf(path, shape, tensors, fill=vocabulary_of(shape), raw=raw)
+            raw[name] = (random_blocks(used, *data.shape, seed), GGMLQuantizationType[used])
+    vocabulary = vocabulary_of(shape) if fill is None else fill(shape.vocab_size)
+    return write_gguf(path, shape, tensors, fill=vocabulary, raw=raw)
 
 
-def test_q4_k_weights_are_held_as_they_are(path: Path) -> None:
-    """Those of Q6_K in int8."""
-    checkpoint = load_checkpoint(write_q4k(path))
+@pytest.mark.parametrize("kind", MIXED)
+def test_blocks_are_held_as_they_are(path: Path, kind: str) -> None:
+    """Those of each matrix in its own type, and in int8 where the runtime does not multiply it."""
+    checkpoint = load_checkpoint(write_blocks(path, kind))
     opened = open_backend(checkpoint, "native", threads=1)
-    assert (opened.dtype, opened.held) == ("int4", "int4+q4_k")
+    used = {kind, MIXED[kind]} - {"Q8_0"}
+    held = "+".join(["int4", *sorted(each.lower() for each in used)])
+    assert (opened.dtype, opened.held) == ("int4", held)
     weights = checkpoint.weights
     assert isinstance(weights, StoredWeights)
-    blocks = {
-        name: weights.blocks(name, 0, None)
-        for name in weights
-        if weights.block_kind(name) == "Q4_K"
-    }
-    assert "head.weight" not in blocks
-    assert "blocks.1.channel_mix.value.weight" not in blocks
-    assert {"blocks.0.channel_mix.value.weight", "blocks.0.time_mix.gate.down.weight"} <= set(
-        blocks
-    )
-    stored = Q4KWeights({name: np.asarray(weights[name], np.float32) for name in weights}, blocks)
+    kinds = {name: weights.block_kind(name) or "" for name in weights}
+    assert kinds["head.weight"] == kinds["blocks.1.channel_mix.value.weight"] == MIXED[kind]
+    assert kinds["blocks.0.channel_mix.value.weight"] == kind
+    assert kinds["blocks.0.time_mix.gate.down.weight"] == kind
+    blocks = {name: weights.blocks(name, 0, None) for name in weights if kinds[name] in used}
+    numbers = {name: np.asarray(weights[name], np.float32) for name in weights}
+    stored = BlockWeights(numbers, kind, blocks, kinds)
     for name in blocks:
         assert np.array_equal(stored[name], weights[name])
     runtimes = [Runtime(checkpoint.config, each, "int4") for each in (weights, stored)]
@@ -146,23 +158,39 @@ def test_q4_k_weights_are_held_as_they_are(path: Path) -> None:
     assert found.tobytes() == wanted.tobytes()
 
 
-def test_states_of_q4_k_are_not_those_of_int8(path: Path) -> None:
-    checkpoint = load_checkpoint(write_q4k(path))
+@pytest.mark.package
+@pytest.mark.parametrize("kind", MIXED)
+def test_llama_cpp_says_the_same_of_the_same_blocks(path: Path, kind: str) -> None:
+    """Every id's probability at 100 places; it rounds inputs in blocks, where we round rows."""
+    write_blocks(path, kind, numbered_vocabulary)
+    prompt = list(range(3, 40))
+    ids, logprobs = llama_logprobs(path, prompt, 100, 301)
+    runtime = Runtime(*foreign.read_gguf(GgufFile(path), path.name), "int4")
+    rows = torch.from_numpy(feed(runtime, runtime.empty_pool(1), 0, prompt + ids[:-1]))[36:]
+    found, wanted = rows.log_softmax(dim=-1), torch.tensor(logprobs)
+    assert (found - wanted).square().mean().sqrt() <= LLAMA_TOLERANCE * wanted.std()
+
+
+def test_states_of_blocks_are_not_those_of_int8(path: Path) -> None:
+    checkpoint = load_checkpoint(write_blocks(path))
     ours, other = (
         identity_of(checkpoint, open_backend(checkpoint, "native", dtype, 1))
         for dtype in ("auto", "int8")
     )
-    assert (ours.dtype, other.dtype) == ("int4+q4_k", "int8")
+    assert (ours.dtype, other.dtype) == ("int4+q4_k+q6_k", "int8")
 
 
-def test_damaged_scale_of_q4_k_is_reported(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    checkpoint = load_checkpoint(write_q4k(path))
+@pytest.mark.parametrize("kind", MIXED)
+def test_damaged_scale_of_a_block_is_reported(
+    path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint = load_checkpoint(write_blocks(path, kind))
     weights, name = checkpoint.weights, "blocks.0.channel_mix.key.weight"
     assert isinstance(weights, StoredWeights)
     damaged = weights.blocks(name, 0, None)
     place = path.read_bytes().index(damaged.tobytes())
     with path.open("r+b") as file:
-        file.seek(place)
+        file.seek(place + KINDS[kind].at)
         file.write(b"\xff\x7f")  # NaN
     open_backend(load_checkpoint(path), "native", threads=1)
     assert f"{name} has numbers that are not finite" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,9 @@ from model.checkpoint import Checkpoint, load_checkpoint
 from model.evaluation import DataError
 from model.files import ConfigError
 from model.native.runtime import NativeError, Runtime
-from model.quantization.int4 import save_int4
+from model.quantization.int4 import int4_of, save_int4
 from model.weights import CheckpointError
+from tests.gguf_blocks import BlockWeights
 from tests.int4 import to_int4
 from tests.tiny import TEXT, tiny_checkpoint
 
@@ -129,6 +131,16 @@ def test_weights_of_four_bits_are_refused(tmp_path: Path) -> None:
     save_int4(tmp_path / "a", tiny_checkpoint())
     with pytest.raises(CheckpointError, match="the weights are int4 already"):
         save_int4(tmp_path / "b", load_checkpoint(tmp_path / "a"))
+
+
+def test_weights_of_more_bits_in_blocks_are_rounded() -> None:
+    """Though a runtime of int4 serves such a file as it is."""
+    checkpoint = tiny_checkpoint()
+    numbers = {name: np.asarray(weight) for name, weight in checkpoint.weights.items()}
+    stored = replace(checkpoint, weights=BlockWeights(numbers, "Q6_K", {}))
+    found, wanted = (int4_of(each, None, 1) for each in (stored, checkpoint))
+    assert list(found) == list(wanted)
+    assert QKV in found
 
 
 def test_family_without_native_kernels_is_refused(tmp_path: Path) -> None:

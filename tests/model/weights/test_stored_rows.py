@@ -20,8 +20,8 @@ from model.weights.gguf_file import GgufFile
 from model.weights.int4 import rounded
 from model.weights.safetensors import WeightFiles
 from model.weights.torch_file import TorchFile
+from tests.gguf_blocks import numbers_of, random_blocks
 from tests.gguf_files import finish
-from tests.q4k import q4k_blocks, q4k_numbers
 from tests.rwkv7 import SHAPES, published, write_pth
 
 TENSORS = {"a": torch.linspace(-3, 3, 7 * 64).view(7, 64), "b": torch.arange(12.0)}
@@ -89,7 +89,7 @@ def test_rows_are_those_of_the_whole(
 def test_blocks_are_given_where_they_are_those_of_the_file(tmp_path: Path) -> None:
     """Not of tensors that are changed on the way, or not in blocks."""
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", "rwkv7")
-    blocks = q4k_blocks(7, 512)
+    blocks = random_blocks("Q4_K", 7, 512)
     for name in ("same", "transposed", "changed"):
         writer.add_tensor(name, blocks, raw_dtype=gguf.GGMLQuantizationType.Q4_K)
     writer.add_tensor("wide", np.ones((3, 4), np.float32))
@@ -108,7 +108,7 @@ def test_blocks_are_given_where_they_are_those_of_the_file(tmp_path: Path) -> No
     assert kinds == {"a": "Q4_K", "b": None, "c": None, "d": None, "e": None}
     for begin, end in ((0, 2), (3, 3), (1, None)):
         assert np.array_equal(weights.blocks("a", begin, end), blocks[begin:end])
-    assert np.array_equal(q4k_numbers(blocks), weights["a"])
+    assert np.array_equal(numbers_of("Q4_K", blocks), weights["a"])
 
 
 class Unread(TorchFile):

@@ -32,6 +32,16 @@ Precision precision_of(const std::string& name) {
     throw std::invalid_argument("no precision '" + name + "'");
 }
 
+// What a matrix is held in in a runtime of int4.
+Precision held_precision_of(const std::string& name) {
+    if (name == "q4_k") return Precision::q4_k;
+    if (name == "q5_k") return Precision::q5_k;
+    if (name == "q6_k") return Precision::q6_k;
+    if (name == "iq4_xs") return Precision::iq4_xs;
+    if (name == "iq4_nl") return Precision::iq4_nl;
+    return precision_of(name);
+}
+
 Options options_of(const nb::dict& values, const nb::list& states) {
     Options options;
     for (auto [key, value] : values) {
@@ -60,8 +70,7 @@ Weights weights_of(const nb::callable& source) {
         return nb::cast<std::vector<int64_t>>(source.attr("shape")(name));
     };
     weights.held_as = [source](const std::string& name) {
-        const auto held = nb::cast<std::string>(source.attr("held_as")(name));
-        return held == "q4_k" ? Precision::q4_k : precision_of(held);
+        return held_precision_of(nb::cast<std::string>(source.attr("held_as")(name)));
     };
     weights.blocks = [source](const std::string& name, int64_t begin, int64_t end) {
         auto array = nb::cast<ByteArray>(source.attr("blocks")(name, begin, end));

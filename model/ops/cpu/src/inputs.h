@@ -1,7 +1,7 @@
 // The rows that go into products, in the form that the weights' precision needs.
 #pragma once
 
-#include "model.h"
+#include "gguf_blocks.h"
 #include "numeric.h"
 
 #if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
@@ -18,10 +18,10 @@ constexpr int padded(int n, int to) { return (n + to - 1) / to * to; }
 // Bytes per four inputs of a row of integers: bytes, or 16-bit numbers in the order 0 2 1 3.
 constexpr int QUAD_BYTES = EVERSTREAM_DOT ? 4 : 8;
 // Of such a row with room for its sums: of all integers, then of each GROUP of them, in 32 and in 16
-// bits.
+// bits, and of each half of a group in 16.
 constexpr size_t integer_bytes(int stride) {
     const int groups = padded(stride, 2 * GROUP) / GROUP;
-    return size_t(stride / 4 * QUAD_BYTES + 4 + groups * 6);
+    return size_t(stride / 4 * QUAD_BYTES + 4 + groups * 10);
 }
 
 // The rows of x; [rows][stride], padded with zeros.
@@ -42,13 +42,14 @@ struct Input {
         return (int32_t*)(quads(row) + size_t(stride / 4) * QUAD_BYTES);
     }
     // Those of the groups in 16 bits.
-    int16_t* short_sums(int row) const {
-        return (int16_t*)(sums(row) + 1 + padded(stride, 2 * GROUP) / GROUP);
-    }
+    int16_t* short_sums(int row) const { return (int16_t*)(sums(row) + 1 + num_groups()); }
+    // Those of the halves of groups.
+    int16_t* half_sums(int row) const { return short_sums(row) + num_groups(); }
+    int num_groups() const { return padded(stride, 2 * GROUP) / GROUP; }
 };
 
 inline bool needs_preparation(Precision p) {
-    return p == Precision::int8 || p == Precision::int4 || p == Precision::q4_k ||
+    return p == Precision::int8 || p == Precision::int4 || is_gguf(p) ||
            (EVERSTREAM_DOT && p == Precision::bfloat16);
 }
 
@@ -65,28 +66,33 @@ inline F rounded(F x, F by) {
     return min(max(x * by, low), high) + F::set(12582912.0f);
 }
 
-// Rounds GROUP numbers to `q` and returns their sum.
-inline int32_t quantize_group(const float* f, F by, uint8_t* q) {
-    constexpr uint32_t MAGIC = 0x4b400000u;
+struct HalfSums {
+    int32_t first, second;
+};
+
+// Rounds GROUP numbers to `q` and returns the sums of both halves.
+inline HalfSums quantize_group(const float* f, F by, uint8_t* q) {
+    constexpr uint32_t MAGIC = 0x4b400000u, MAGIC_SUM = GROUP / 2 * MAGIC;
 #if EVERSTREAM_DOT
     const __m512i a = _mm512_castps_si512(rounded(F::load(f), by).v);
     const __m512i b = _mm512_castps_si512(rounded(F::load(f + 16), by).v);
     _mm_storeu_si128((__m128i*)q, _mm512_cvtepi32_epi8(a));
     _mm_storeu_si128((__m128i*)(q + 16), _mm512_cvtepi32_epi8(b));
-    const auto sum = uint32_t(_mm512_reduce_add_epi32(_mm512_add_epi32(a, b)));
+    const uint32_t sums[2] = {
+        uint32_t(_mm512_reduce_add_epi32(a)), uint32_t(_mm512_reduce_add_epi32(b))};
 #else
     float t[GROUP];
-    uint32_t bits[GROUP], sum = 0;
+    uint32_t bits[GROUP], sums[2] = {};
     for (int j = 0; j < GROUP; j += F::W) rounded(F::load(f + j), by).store(t + j);
     std::memcpy(bits, t, sizeof bits);
     for (int j = 0; j < GROUP; j += 4, q += QUAD_BYTES) {
         const uint16_t pairs[4] = {
             uint16_t(bits[j]), uint16_t(bits[j + 2]), uint16_t(bits[j + 1]), uint16_t(bits[j + 3])};
         std::memcpy(q, pairs, 8);
-        sum += bits[j] + bits[j + 1] + bits[j + 2] + bits[j + 3];
+        sums[j / (GROUP / 2)] += bits[j] + bits[j + 1] + bits[j + 2] + bits[j + 3];
     }
 #endif
-    return int32_t(sum - GROUP * MAGIC);
+    return {int32_t(sums[0] - MAGIC_SUM), int32_t(sums[1] - MAGIC_SUM)};
 }
 
 inline void quantize_row(const Input& x, int row, const float* f, int k) {
@@ -97,11 +103,13 @@ inline void quantize_row(const Input& x, int row, const float* f, int k) {
     const F inverse = F::set(size > 0.0f ? 127.0f / size : 0.0f);
     uint8_t* q = x.quads(row);
     int32_t *sums = x.sums(row), total = 0;
-    int16_t* short_sums = x.short_sums(row);
+    int16_t *short_sums = x.short_sums(row), *half_sums = x.half_sums(row);
     for (int i = 0; i < k; i += GROUP, q += GROUP / 4 * QUAD_BYTES) {
         float last[GROUP] = {};
         if (k - i < GROUP) std::memcpy(last, f + i, size_t(k - i) * 4);
-        total += *++sums = quantize_group(k - i < GROUP ? last : f + i, inverse, q);
+        const HalfSums halves = quantize_group(k - i < GROUP ? last : f + i, inverse, q);
+        *half_sums++ = int16_t(halves.first), *half_sums++ = int16_t(halves.second);
+        total += *++sums = halves.first + halves.second;
         *short_sums++ = int16_t(*sums);
     }
     *x.sums(row) = total;

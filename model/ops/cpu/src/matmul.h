@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "tiles.h"
+#include "tiles_gguf.h"
 #include "tiles_int4.h"
 #include "tiles_q4k.h"
 
@@ -102,6 +103,7 @@ inline void tile(
                 x.short_sums(row), ahead, tmp);
             break;
         }
+        default: tile_gguf(w, x, row, MR, panel, j, N, ahead, tmp); break;
     }
 }
 
@@ -121,7 +123,9 @@ inline int weights_of_look(Precision precision) {
         case Precision::float32: return 1;
         case Precision::bfloat16: return 2;
         case Precision::int8: return 4;
-        default: return 8;
+        case Precision::int4:
+        case Precision::q4_k: return 8;
+        default: return GROUP;
     }
 }
 
@@ -151,7 +155,7 @@ inline void matmul_task(
     // Of a last panel that is at most half full only that half is read.
     const int vectors = w.n - panel * PANEL > PART ? NV : TALL_NV;
     const bool tall = updated || rows > FLAT_ROWS || vectors == TALL_NV;
-    const ptrdiff_t distance = (ahead - panel) * ptrdiff_t(w.panel_bytes());
+    const ptrdiff_t distance = (ahead - panel) * ptrdiff_t(w.panel_bytes);
     const int height = tall ? TALL_ROWS : FLAT_ROWS, width = tall ? TALL_NV : NV;
     const int blocks = (rows + height - 1) / height, parts = blocks * (vectors / width);
     const int looks = w.k_padded / weights_of_look(w.precision);
@@ -160,7 +164,8 @@ inline void matmul_task(
         const int begin = rows * b / blocks, end = rows * (b + 1) / blocks;
         const auto along = updates.before_tile(part, parts, looks / blocks);
         // A single tile is over before the next panel is needed: it looks ahead in its own.
-        const Look next = parts == 1 ? Look{along, NEAR, 1, 0} : Look{along, distance, blocks, b};
+        const Look next = parts == 1 ? Look{along, near_of(w.precision), 1, 0}
+                                     : Look{along, distance, blocks, b};
         float* tmp = products + begin * PANEL;
         if constexpr (!updated) {
             static constexpr auto flat_tiles =
@@ -209,7 +214,7 @@ inline void look_up(const Table& table, int row, float* out) {
             break;
         }
         case Precision::int4: look_up_int4(table, row, out); break;
-        case Precision::q4_k: break;  // no table is
+        default: break;  // no table is
     }
 }
 

@@ -7,12 +7,12 @@
 
 namespace everstream {
 
-// q4_k is for matrices alone, in a model of int4.
-enum class Precision { float32, bfloat16, int8, int4, q4_k };
+// Those from q4_k on are GGUF's, for matrices alone, in a model of int4.
+enum class Precision { float32, bfloat16, int8, int4, q4_k, q5_k, q6_k, iq4_xs, iq4_nl };
 
 // int4 weights that lie next to each other along k and share a float16 scale.
 constexpr int GROUP = 32;
-// The groups of a block of GGUF's Q4_K, and its weights.
+// The groups of most blocks of GGUF, and their weights.
 constexpr int BLOCK_GROUPS = 8, BLOCK = BLOCK_GROUPS * GROUP;
 
 // y = x W^T for a weight [n, k], packed for one level in panels of `panel` rows of W, each in parts
@@ -22,9 +22,12 @@ constexpr int BLOCK_GROUPS = 8, BLOCK = BLOCK_GROUPS * GROUP;
 //   int8      [k / 4][part][4], times `scale` [n]; 128 more at levels with dot products
 //   int4      [k / GROUP]: [GROUP / 8][part] words of eight numbers of 0 to 15, which are 8 more, and
 //             [part] float16 scales
-//   q4_k      [k / BLOCK]: [8 groups][GROUP / 8][part] words as in int4, of numbers of 0 to 15;
-//             [8][part] bytes, the groups' steps; [2][part] words of the bounds of four groups, in
-//             the order 0 2 1 3; [part] float16, of one step, and [part] of one bound
+//   of GGUF   [k / weights of a block]: for each group [GROUP / 8][part] words as in int4, of the low
+//             four bits of codes, and [high words][part]; [steps][part] bytes; [bounds / 4][part] words
+//             of the bounds of four groups, in the order 0 2 1 3; [halves][part] float16. See
+//             gguf_blocks.h. Quad d of a group, its codes 4 d to 4 d + 3, has bits in the bytes of word
+//             d / 2, and one more of each in bit d of the high word's bytes, or two in bits
+//             d % 4 * 2 and d % 4 * 2 + 1 of high word d / 4.
 // k is padded to `k_padded`, n to a multiple of `panel`, with weights that multiply zeros or are zero.
 struct Matrix {
     Precision precision = Precision::float32;
@@ -32,14 +35,9 @@ struct Matrix {
     const void* data = nullptr;
     const float* scale = nullptr;
     const float* bias = nullptr;  // [n padded], or null
+    size_t panel_bytes = 0;
 
     int num_panels() const { return (n + panel - 1) / panel; }
-    size_t panel_bytes() const {
-        const size_t count = size_t(k_padded) * size_t(panel);
-        if (precision == Precision::int4) return count / GROUP * (GROUP / 2 + 2);
-        if (precision == Precision::q4_k) return count / BLOCK * (BLOCK / 2 + 2 * BLOCK_GROUPS + 4);
-        return count * (precision == Precision::float32 ? 4 : precision == Precision::bfloat16 ? 2 : 1);
-    }
 };
 
 // Rows that are looked up: [n, k] in float32, bfloat16, int8 times a scale per row, or int4: groups of

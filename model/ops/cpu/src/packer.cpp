@@ -1,6 +1,6 @@
 #include "packer.h"
 
-#include "pack_q4k.h"
+#include "pack_gguf.h"
 
 #include <algorithm>
 #include <cmath>
@@ -37,6 +37,16 @@ float row_scale(const float* row, int64_t n) {
         finite += row[i] * 0.0f;
     }
     return largest / 127.0f + finite;
+}
+
+size_t panel_bytes(const Matrix& w) {
+    const size_t count = size_t(w.k_padded) * size_t(w.panel);
+    if (w.precision == Precision::int4) return count / GROUP * (GROUP / 2 + 2);
+    if (is_gguf(w.precision)) {
+        const GgufBlock block = gguf_block(w.precision);
+        return count / size_t(block.weights) * size_t(block.num_bytes());
+    }
+    return count * (w.precision == Precision::float32 ? 4 : w.precision == Precision::bfloat16 ? 2 : 1);
 }
 
 int8_t to_int8(float x, float scale) {
@@ -181,7 +191,7 @@ Precision Packer::held(const std::vector<std::string>& names, Precision wanted) 
 
 Table Packer::table(const std::string& name, Precision wanted) {
     Precision precision = held({name}, wanted);
-    if (precision == Precision::q4_k) precision = Precision::int8;
+    if (is_gguf(precision)) precision = Precision::int8;
     const int64_t n = sizes(name).first, k = sizes(name).second;
     Table table;
     table.precision = precision;
@@ -235,7 +245,7 @@ Table Packer::table(const std::string& name, Precision wanted) {
 void Packer::pack_rows(const Matrix& w, int64_t at, int64_t num, const float* rows) {
     if (w.precision == Precision::int4) return pack_int4_rows(w, at, num, rows);
     const size_t P = size_t(w.part), k = size_t(w.k), n = size_t(num);
-    const size_t part_bytes = w.panel_bytes() / size_t(w.panel / w.part);
+    const size_t part_bytes = w.panel_bytes / size_t(w.panel / w.part);
     const size_t length = part_bytes / 4 / P;  // words of a row
     const size_t stride = length + 16;         // rows a power of two apart would share cache lines
     words_.assign(n * stride, 0);
@@ -285,11 +295,14 @@ void Packer::pack_int4_rows(const Matrix& w, int64_t at, int64_t num, const floa
 }
 
 void Packer::pack_rows(const Matrix& w, int64_t at, int64_t num, const uint8_t* blocks) {
-    const size_t P = size_t(w.part), num_blocks = size_t(w.k_padded) / BLOCK;
-    const size_t part_bytes = w.panel_bytes() / size_t(w.panel / w.part);
+    const GgufBlock block = gguf_block(w.precision);
+    const size_t P = size_t(w.part), num_blocks = size_t(w.k_padded / block.weights);
+    const size_t part_bytes = w.panel_bytes / size_t(w.panel / w.part);
     char* part = const_cast<char*>(static_cast<const char*>(w.data)) + size_t(at) / P * part_bytes;
     for (size_t r = 0; r < size_t(num); r++)
-        pack_q4k(blocks + r * num_blocks * Q4K_BYTES, num_blocks, part, P, size_t(at) % P + r);
+        pack_gguf(
+            w.precision, blocks + r * num_blocks * size_t(block.file_bytes), num_blocks, part, P,
+            size_t(at) % P + r);
 }
 
 Matrix Packer::pack(
@@ -303,9 +316,10 @@ Matrix Packer::pack(
     Matrix w;
     w.precision = held(keys, wanted);
     w.panel = kernels_.panel, w.part = kernels_.part;
-    const int multiple = w.precision == Precision::int4   ? GROUP
-                         : w.precision == Precision::q4_k ? BLOCK
-                                                          : 4;
+    const GgufBlock block = gguf_block(w.precision);
+    const int multiple = w.precision == Precision::int4 ? GROUP
+                         : is_gguf(w.precision)         ? block.weights
+                                                        : 4;
     w.k = int(sizes(keys.at(0)).second), w.k_padded = (w.k + multiple - 1) / multiple * multiple;
     int64_t num = 0;
     bool has_bias = false;
@@ -317,8 +331,9 @@ Matrix Packer::pack(
     // Paired rows come in pairs of half panels, of which the last may not be full.
     const int64_t half = w.panel / 2, pairs = (num / 2 + half - 1) / half;
     w.n = int(paired ? pairs * w.panel : num);
+    w.panel_bytes = panel_bytes(w);
     const size_t padded_n = size_t(w.num_panels()) * size_t(w.panel);
-    w.data = arena.allocate<char>(size_t(w.num_panels()) * w.panel_bytes());
+    w.data = arena.allocate<char>(size_t(w.num_panels()) * w.panel_bytes);
     if (w.precision == Precision::int8) w.scale = arena.allocate<float>(padded_n);
     float* bias = has_bias ? arena.allocate<float>(padded_n) : nullptr;
     w.bias = bias;
@@ -340,9 +355,9 @@ Matrix Packer::pack(
             pack_rows(w, at, num, rows + size_t(i) * stride);
         }
     };
-    const size_t row_bytes = size_t(w.k) / BLOCK * Q4K_BYTES;
+    const size_t row_bytes = size_t(w.k / block.weights) * size_t(block.file_bytes);
     for (const std::string& name : names) {
-        if (w.precision == Precision::q4_k)
+        if (is_gguf(w.precision))
             each_blocks(name + ".weight", row_bytes, [&](int64_t begin, int64_t n, const uint8_t* rows) {
                 pack_slice(begin, n, rows, row_bytes);
             });

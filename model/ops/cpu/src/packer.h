@@ -34,8 +34,8 @@ struct Weights {
     std::function<bool(const std::string& name)> has;  // whether the config lists one
     std::function<std::vector<int64_t>(const std::string& name)> shape;
     std::function<Weight(const std::string& name, int64_t begin, int64_t end)> rows;
-    // What a matrix is held in where int4 is asked for: int4, int8, or q4_k, of which `blocks` gives
-    // rows as they are in the file.
+    // What a matrix is held in where int4 is asked for: int4, int8, or a type of GGUF, of which
+    // `blocks` gives rows as they are in the file.
     std::function<Precision(const std::string& name)> held_as;
     std::function<Blocks(const std::string& name, int64_t begin, int64_t end)> blocks;
 };

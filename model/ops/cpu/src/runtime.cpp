@@ -58,7 +58,7 @@ void Runtime::reserve(int rows, int wanted) {
     }
     half_.reserve(floats(strides_.prepared) / 2);
     // Of any level: two bytes a number, and the sums.
-    integers_.reserve(r * size_t(strides_.prepared * 2 + strides_.prepared / 5 + strides_.inputs * 16));
+    integers_.reserve(r * size_t(strides_.prepared * 2 + strides_.prepared / 3 + strides_.inputs * 24));
     scales_.reserve(floats(strides_.inputs));
     logits_.reserve(size_t(wanted) * size_t(strides_.vocab) * sizeof(float));
 }

@@ -115,6 +115,23 @@ struct I {
     static I bytes(const uint8_t* p) {
         return {_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))};
     }
+    // Bytes of -128 to 127, one for each lane.
+    static I signed_bytes(const uint8_t* p) {
+        return {_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))};
+    }
+    // 16 bytes from memory, again and again.
+    static I repeat(const uint8_t* p) {
+        return {_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)p))};
+    }
+    // For each byte of `by`, of 0 to 15, that of the bytes of a `repeat`.
+    I shuffled(I by) const { return {_mm512_shuffle_epi8(v, by.v)}; }
+    // The bits of MASK of each byte after a shift to the right by SHIFT, or to the left.
+    template <int SHIFT, int MASK>
+    I bits() const {
+        const __m512i shifted = SHIFT < 0 ? _mm512_slli_epi16(v, SHIFT < 0 ? -SHIFT : 0)
+                                          : _mm512_srli_epi16(v, SHIFT < 0 ? 0 : SHIFT);
+        return {_mm512_and_si512(shifted, _mm512_set1_epi8(MASK))};
+    }
     // The bytes 0 and 2 (1 and 3) of each lane as 16-bit numbers.
     I even_bytes() const { return {_mm512_srai_epi16(_mm512_slli_epi16(v, 8), 8)}; }
     I odd_bytes() const { return {_mm512_srai_epi16(v, 8)}; }
@@ -128,6 +145,7 @@ struct I {
 };
 inline I operator+(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline I operator-(I a, I b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+inline I operator|(I a, I b) { return {_mm512_or_si512(a.v, b.v)}; }
 inline I operator*(I a, I b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 // sum + the two products of 16-bit numbers in each lane.
 inline I dot_pairs(I sum, I a, I b) {
@@ -215,6 +233,19 @@ struct I {
     static I bytes(const uint8_t* p) {
         return {_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p))};
     }
+    static I signed_bytes(const uint8_t* p) {
+        return {_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))};
+    }
+    static I repeat(const uint8_t* p) {
+        return {_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)p))};
+    }
+    I shuffled(I by) const { return {_mm256_shuffle_epi8(v, by.v)}; }
+    template <int SHIFT, int MASK>
+    I bits() const {
+        const __m256i shifted = SHIFT < 0 ? _mm256_slli_epi16(v, SHIFT < 0 ? -SHIFT : 0)
+                                          : _mm256_srli_epi16(v, SHIFT < 0 ? 0 : SHIFT);
+        return {_mm256_and_si256(shifted, _mm256_set1_epi8(MASK))};
+    }
     I even_bytes() const { return {_mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8)}; }
     I odd_bytes() const { return {_mm256_srai_epi16(v, 8)}; }
     template <int SHIFT>
@@ -226,6 +257,7 @@ struct I {
 };
 inline I operator+(I a, I b) { return {_mm256_add_epi32(a.v, b.v)}; }
 inline I operator-(I a, I b) { return {_mm256_sub_epi32(a.v, b.v)}; }
+inline I operator|(I a, I b) { return {_mm256_or_si256(a.v, b.v)}; }
 inline I operator*(I a, I b) { return {_mm256_mullo_epi32(a.v, b.v)}; }
 inline I dot_pairs(I sum, I a, I b) {
     return {_mm256_add_epi32(sum.v, _mm256_madd_epi16(a.v, b.v))};
@@ -318,6 +350,19 @@ struct I {
         std::memcpy(&four, p, 4);
         return {_mm_cvtepu8_epi32(_mm_cvtsi32_si128(four))};
     }
+    static I signed_bytes(const uint8_t* p) {
+        int32_t four;
+        std::memcpy(&four, p, 4);
+        return {_mm_cvtepi8_epi32(_mm_cvtsi32_si128(four))};
+    }
+    static I repeat(const uint8_t* p) { return load(p); }
+    I shuffled(I by) const { return {_mm_shuffle_epi8(v, by.v)}; }
+    template <int SHIFT, int MASK>
+    I bits() const {
+        const __m128i shifted = SHIFT < 0 ? _mm_slli_epi16(v, SHIFT < 0 ? -SHIFT : 0)
+                                          : _mm_srli_epi16(v, SHIFT < 0 ? 0 : SHIFT);
+        return {_mm_and_si128(shifted, _mm_set1_epi8(MASK))};
+    }
     I even_bytes() const { return {_mm_srai_epi16(_mm_slli_epi16(v, 8), 8)}; }
     I odd_bytes() const { return {_mm_srai_epi16(v, 8)}; }
     template <int SHIFT>
@@ -329,6 +374,7 @@ struct I {
 };
 inline I operator+(I a, I b) { return {_mm_add_epi32(a.v, b.v)}; }
 inline I operator-(I a, I b) { return {_mm_sub_epi32(a.v, b.v)}; }
+inline I operator|(I a, I b) { return {_mm_or_si128(a.v, b.v)}; }
 inline I operator*(I a, I b) { return {_mm_mullo_epi32(a.v, b.v)}; }
 inline I dot_pairs(I sum, I a, I b) {
     return {_mm_add_epi32(sum.v, _mm_madd_epi16(a.v, b.v))};
@@ -409,6 +455,21 @@ struct I {
         const uint8x8_t bytes = vreinterpret_u8_u32(vdup_n_u32(four));
         return {vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(bytes))))};
     }
+    static I signed_bytes(const uint8_t* p) {
+        uint32_t four;
+        std::memcpy(&four, p, 4);
+        return {vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(four)))))};
+    }
+    static I repeat(const uint8_t* p) { return {vreinterpretq_s32_u8(vld1q_u8(p))}; }
+    I shuffled(I by) const {
+        const uint8x16_t bytes = vqtbl1q_u8(vreinterpretq_u8_s32(v), vreinterpretq_u8_s32(by.v));
+        return {vreinterpretq_s32_u8(bytes)};
+    }
+    template <int SHIFT, int MASK>
+    I bits() const {
+        const uint8x16_t shifted = vshlq_u8(vreinterpretq_u8_s32(v), vdupq_n_s8(-SHIFT));
+        return {vreinterpretq_s32_u8(vandq_u8(shifted, vdupq_n_u8(MASK)))};
+    }
     I even_bytes() const {
         const int16x8_t w = vreinterpretq_s16_s32(v);
         return {vreinterpretq_s32_s16(vshrq_n_s16(vshlq_n_s16(w, 8), 8))};
@@ -426,6 +487,7 @@ struct I {
 };
 inline I operator+(I a, I b) { return {vaddq_s32(a.v, b.v)}; }
 inline I operator-(I a, I b) { return {vsubq_s32(a.v, b.v)}; }
+inline I operator|(I a, I b) { return {vorrq_s32(a.v, b.v)}; }
 inline I operator*(I a, I b) { return {vmulq_s32(a.v, b.v)}; }
 inline I dot_pairs(I sum, I a, I b) {
     const int16x8_t x = vreinterpretq_s16_s32(a.v), y = vreinterpretq_s16_s32(b.v);

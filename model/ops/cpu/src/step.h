@@ -132,7 +132,7 @@ protected:
     Span all_rows() const { return {0, b.num_rows}; }
 
     static int64_t bytes_of(const Matrix& weight) {
-        return int64_t(weight.panel_bytes()) * weight.num_panels();
+        return int64_t(weight.panel_bytes) * weight.num_panels();
     }
     // Whether the layers take the batch in two halves, one behind the other: while one half's rows are
     // multiplied, the states of the other half are read and written.

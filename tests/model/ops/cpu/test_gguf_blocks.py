@@ -1,4 +1,4 @@
-"""GGUF's Q4_K as it is in the file: next to int8, in every family, the same bits in any batch."""
+"""Blocks of GGUF as they are: next to int8, in every family, the same bits in any batch."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from model.architectures.mamba.config import MambaConfig
 from model.architectures.mamba2.config import Mamba2Config
 from model.native.runtime import Runtime, levels
 from tests import arwkv7, mamba, rwkv7
+from tests.gguf_blocks import KINDS, BlockWeights, put_scale, random_blocks, size_of
 from tests.model.ops.cpu.hybrids import config_of, drawn_for
 from tests.model.ops.cpu.models import FUSED, Shape, feed, make_model, random_tokens
 from tests.model.ops.cpu.test_precisions import check_one_product, one_product, to_int8
-from tests.q4k import BLOCK, Q4KWeights, q4k_blocks
+from tests.model.representatives import chosen
 from tests.weights import weights_of
 
 Float = npt.NDArray[np.float32]
@@ -79,25 +80,33 @@ FAMILIES: dict[str, Callable[[], Drawn]] = {
 }
 #: Matrices that the files have in more bits, as those of Q4_K_M do.
 OTHERS = ("embedding.weight", ".value.weight", ".out.weight", ".v.weight")
+CASES = chosen(FAMILIES, list(KINDS))
+WIDTHS = {
+    "Q4_K": [256, 768],
+    "Q5_K": [512],
+    "Q6_K": [256, 768],
+    "IQ4_XS": [256],
+    "IQ4_NL": [32, 608],
+}
 
 
 @cache
-def mixed(name: str) -> tuple[Config, Q4KWeights]:
-    """A model whose matrices are Q4_K where their width allows it and the file has no others."""
+def mixed(name: str, kind: str) -> tuple[Config, BlockWeights]:
+    """A model with matrices of ``kind`` where their width allows it and the file has no others."""
     config, weights = FAMILIES[name]()
     blocks = {
-        key: q4k_blocks(*weight.shape, seed)
+        key: random_blocks(kind, *weight.shape, seed)
         for seed, (key, weight) in enumerate(weights.items())
         if weight.ndim == 2 and key.endswith(".weight") and not key.endswith(OTHERS)
-        if weight.shape[1] % BLOCK == 0
+        if weight.shape[1] % size_of(kind)[0] == 0
     }
     assert blocks, name
-    return config, Q4KWeights(weights, blocks)
+    return config, BlockWeights(weights, kind, blocks)
 
 
 @cache
-def runtime_of(name: str, threads: int = 1, level: str | None = None) -> Runtime:
-    config, weights = mixed(name)
+def runtime_of(name: str, kind: str, threads: int = 1, level: str | None = None) -> Runtime:
+    config, weights = mixed(name, kind)
     return Runtime(config, weights, "int4", threads, level)
 
 
@@ -109,69 +118,85 @@ def logits_and_state(runtime: Runtime, tokens: list[int]) -> tuple[bytes, bytes]
 
 
 @pytest.mark.parametrize("level", levels())
-@pytest.mark.parametrize(("width", "vocab_size"), [(256, 17), (768, 300)])
+@pytest.mark.parametrize("vocab_size", [17, 300])
+@pytest.mark.parametrize(
+    ("kind", "width"), [(kind, width) for kind, widths in WIDTHS.items() for width in widths]
+)
 def test_product_is_that_of_the_numbers_in_the_file(
-    level: str, width: int, vocab_size: int
+    level: str, kind: str, width: int, vocab_size: int
 ) -> None:
+    """Also of rows that are zero in all bits, or by their scale."""
     model, weights = one_product(width, vocab_size)
-    stored = Q4KWeights(weights, {"head.weight": q4k_blocks(vocab_size, width)})
+    blocks = random_blocks(kind, vocab_size, width)
+    blocks[3] = 0
+    put_scale(blocks.reshape(vocab_size, -1, size_of(kind)[1])[4], KINDS[kind].at, np.zeros(1))
+    stored = BlockWeights(weights, kind, {"head.weight": blocks})
     tables = to_int8(weights["embedding.weight"]), stored.numbers["head.weight"]
     check_one_product(Runtime(model.config, stored, "int4", level=level), weights, *tables)
 
 
-def test_matrix_takes_little_more_than_in_the_file() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_matrix_takes_little_more_than_in_the_file(kind: str) -> None:
     model, weights = one_product(512, 1024)
-    blocks = q4k_blocks(1024, 512)
-    stored = Q4KWeights(weights, {"head.weight": blocks})
+    blocks = random_blocks(kind, 1024, 512)
+    stored = BlockWeights(weights, kind, {"head.weight": blocks})
     sizes = [
-        Runtime(model.config, each, "int4").num_bytes for each in (stored, Q4KWeights(weights, {}))
+        Runtime(model.config, each, "int4").num_bytes
+        for each in (stored, BlockWeights(weights, kind, {}))
     ]
     num_bytes = sizes[0] - sizes[1] + 1024 * (512 + 4)  # int8 has a scale for a row
-    assert blocks.nbytes < num_bytes < 1.05 * blocks.nbytes
+    assert blocks.nbytes <= num_bytes < 1.05 * blocks.nbytes
 
 
 @pytest.mark.parametrize("level", levels())
-@pytest.mark.parametrize("at", [1, 3])
-def test_scale_that_is_not_finite_gives_no_finite_logits(level: str, at: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "at"),
+    [
+        (kind, form.at + 2 * more)
+        for kind, form in KINDS.items()
+        for more in range(1 + (form.bound > 0))
+    ],
+)
+def test_scale_that_is_not_finite_gives_no_finite_logits(level: str, kind: str, at: int) -> None:
     """Whether it is the scale of the steps or that of the bounds."""
     model, weights = one_product(256, 40)
-    blocks = q4k_blocks(40, 256)
-    blocks[7, at] = 0x7C  # an exponent of ones
-    runtime = Runtime(
-        model.config, Q4KWeights(weights, {"head.weight": blocks}), "int4", level=level
-    )
+    blocks = random_blocks(kind, 40, 256)
+    blocks[7, at + 1] = 0x7C  # an exponent of ones
+    stored = BlockWeights(weights, kind, {"head.weight": blocks})
+    runtime = Runtime(model.config, stored, "int4", level=level)
     found = feed(runtime, runtime.empty_pool(1), 0, list(range(9)))
     assert not np.isfinite(found[:, 7]).any()
     assert np.isfinite(np.delete(found, 7, axis=1)).all()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_model_is_that_of_its_numbers(name: str) -> None:
-    config, weights = mixed(name)
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_model_is_that_of_its_numbers(name: str, kind: str) -> None:
+    config, weights = mixed(name, kind)
     tokens = random_tokens(config, 40)
     exact = Runtime(config, weights.numbers, "float32")
     wanted = feed(exact, exact.empty_pool(1), 0, tokens)
-    runtime = runtime_of(name)
+    runtime = runtime_of(name, kind)
     found = feed(runtime, runtime.empty_pool(1), 0, tokens)
     error = np.abs(found - wanted).max(-1) / np.abs(wanted).max(-1)
     assert 0 < np.median(error) <= TOLERANCE
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("rows", [1, 5, 8, 13, 64, 200])
-def test_any_number_of_rows_is_the_same(rows: int, threads: int) -> None:
-    runtime = runtime_of("gated", threads)
+@pytest.mark.parametrize("rows", [1, 2, 5, 8, 13, 64, 200])
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_number_of_rows_is_the_same(kind: str, rows: int, threads: int) -> None:
+    runtime = runtime_of("gated", kind, threads)
     tokens = random_tokens(runtime.config, rows)
     pool, draw = runtime.empty_pool(rows), runtime.draw(temperature=0.0)
     runtime.run(pool, list(range(rows)), [0] * rows, [[token] for token in tokens], [draw] * rows)
     for slot, logits in enumerate(runtime.logits()):
-        alone = logits_and_state(runtime_of("gated"), tokens[slot : slot + 1])
+        alone = logits_and_state(runtime_of("gated", kind), tokens[slot : slot + 1])
         assert (logits.tobytes(), pool[slot].tobytes()) == alone
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_prompt_is_its_tokens_one_by_one(name: str) -> None:
-    runtime = runtime_of(name)
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_prompt_is_its_tokens_one_by_one(name: str, kind: str) -> None:
+    runtime = runtime_of(name, kind)
     tokens = random_tokens(runtime.config, 30)
     pool = runtime.empty_pool(1)
     last = feed(runtime, pool, 0, tokens)[-1]
@@ -179,8 +204,30 @@ def test_prompt_is_its_tokens_one_by_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("level", [level for level in levels() if level != "v2"])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_levels_with_a_fused_multiply_add_agree(name: str, level: str) -> None:
-    tokens = random_tokens(mixed(name)[0], 30)
-    found, wanted = (logits_and_state(runtime_of(name, 1, each), tokens) for each in (level, FUSED))
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_levels_with_a_fused_multiply_add_agree(name: str, kind: str, level: str) -> None:
+    tokens = random_tokens(mixed(name, kind)[0], 30)
+    found, wanted = (
+        logits_and_state(runtime_of(name, kind, 1, each), tokens) for each in (level, FUSED)
+    )
     assert found == wanted
+
+
+def test_matrices_of_one_file_may_have_any_of_the_types() -> None:
+    """Each is held as its own; of those that are one here and differ there, all in int8."""
+    config, weights = FAMILIES["rwkv7"]()
+    names = [name for name, weight in weights.items() if name.endswith("channel_mix.key.weight")]
+    names += ["head.weight"]
+    kinds = dict(zip(names, ("IQ4_XS", "Q6_K", "Q5_K"), strict=True))
+    blocks = {
+        name: random_blocks(kind, *weights[name].shape, seed)
+        for seed, (name, kind) in enumerate(kinds.items())
+    }
+    stored = BlockWeights(weights, "Q4_K", blocks, kinds)
+    runtime = Runtime(config, stored, "int4")
+    assert runtime.held == "int4+iq4_xs+q5_k+q6_k"
+    exact = Runtime(config, stored.numbers, "int8")
+    tokens = random_tokens(config, 40)
+    found, wanted = (feed(each, each.empty_pool(1), 0, tokens) for each in (runtime, exact))
+    error = np.abs(found - wanted).max(-1) / np.abs(wanted).max(-1)
+    assert 0 < np.median(error) <= TOLERANCE

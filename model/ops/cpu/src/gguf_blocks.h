@@ -1,0 +1,39 @@
+// Blocks of GGUF's quantised types as a Matrix has them. A block is of groups of GROUP weights; of each
+// group it has the codes, four bits and for some types more, and a step or two, which are integers
+// times the block's float16. A block of one group has that float16 alone.
+#pragma once
+
+#include "model.h"
+
+namespace everstream {
+
+struct GgufBlock {
+    int weights;     // of a block
+    int high_words;  // of a group: the bits of codes beyond four
+    int steps;       // of a block, each a byte with a sign
+    int bounds;      // of a block, each a byte: what is subtracted of a group's weights
+    int halves;      // float16: what steps are multiples of, and what bounds are
+    int file_bytes;  // of a block in a file
+
+    constexpr int groups() const { return weights / GROUP; }
+    // Bytes of a group's words, and of a block, for each row.
+    constexpr int group_bytes() const { return GROUP / 2 + 4 * high_words; }
+    constexpr int num_bytes() const {
+        return groups() * group_bytes() + steps + bounds + 2 * halves;
+    }
+};
+
+// Of internal linkage, since each level has its own copy.
+static constexpr bool is_gguf(Precision p) { return p >= Precision::q4_k; }
+
+static constexpr GgufBlock gguf_block(Precision p) {
+    switch (p) {
+        case Precision::q4_k: return {BLOCK, 0, 8, 8, 2, 144};
+        case Precision::q5_k: return {BLOCK, 1, 8, 8, 2, 176};
+        case Precision::q6_k: return {BLOCK, 2, 16, 0, 1, 210};
+        case Precision::iq4_xs: return {BLOCK, 0, 8, 0, 1, 136};
+        default: return {GROUP, 0, 0, 0, 1, 18};  // iq4_nl
+    }
+}
+
+}  // namespace everstream
