@@ -54,6 +54,10 @@ LEARNING_RATE = 1 / 16
 #: Tokens of a prompt after which a predicted answer is filed.
 LEAD_TOKENS = 32
 
+#: Tokens for which a text that repeats nothing is not looked up again: a look-up between two calls
+#: takes some 60 us, since the weights have displaced the index from the caches.
+MAX_REST = 8
+
 
 #: The tokens that a grammar allows somewhere, where they are few.
 Ids = tuple[int, ...]
@@ -75,7 +79,8 @@ class Stream:
     """What is known of one session's text: ``length`` tokens of it are in the index.
 
     ``rates`` says how often drafts were right, by their kind: those of `KINDS`, then `FORCED`,
-    `FREE` and `AFTER`. ``num_streams`` share its steps.
+    `FREE` and `AFTER`. ``num_streams`` share its steps. Its text is not looked up before it has
+    ``rests_until`` tokens: after each look-up without use the ``rest`` is a token longer.
     """
 
     def __init__(self) -> None:
@@ -87,6 +92,7 @@ class Stream:
         self.kind = 0
         self.rates = [rate for _, rate in KINDS] + [FORCED_RATE, FREE_RATE, AFTER_RATE]
         self.num_streams = 1
+        self.rest = self.rests_until = 0
         self.chance = 1.0  # that all drafts of the row are right, as far as there are any
 
     def read(self, tokens: Sequence[int]) -> None:
@@ -129,6 +135,8 @@ class SuffixDrafter:
             return NO_DRAFTS
         session = live.session
         stream = self._stream(session)
+        if session.constraint is None and session.length < stream.rests_until:
+            return NO_DRAFTS
         if stream.length != session.length:
             _catch_up(stream, live)
         found, stream.num_streams = stream.find(self.max_drafts), num_running
@@ -138,6 +146,8 @@ class SuffixDrafter:
         stream.guess = [Guess(token, stream.kind) for token in found]
         rate, num_unfed = stream.rates[stream.kind], session.num_unfed
         number = self.costs.best_number(rate, limit, num_running, num_unfed) if found else 0
+        stream.rest = 0 if number else min(stream.rest + 1, MAX_REST)
+        stream.rests_until = session.length + stream.rest
         return Proposal(found, number)
 
     def next_draft(self, live: Live, taken: Sequence[int], mask: Mask) -> int | None:

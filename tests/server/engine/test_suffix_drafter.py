@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,14 @@ from server.engine.suffix_drafter import (
     CERTAIN,
     MAX_FORCED_IDS,
     MAX_INDEXES,
+    MAX_REST,
     MAX_STREAMS,
     Stream,
     SuffixDrafter,
     few_ids,
     longest_of,
 )
+from server.engine.suffix_index import SuffixIndex
 from server.engine.types import Finished, Request, Usage
 from server.engine.value import Past
 from tests.server.engine.conftest import needs_native
@@ -94,6 +97,22 @@ def test_repeating_text_takes_fewer_steps() -> None:
     greedy = repeating(temperature=0.0)
     assert num_steps(make_engine(None), greedy) == 60
     assert num_steps(make_engine(), greedy) < 30
+
+
+def test_text_that_repeats_nothing_is_looked_up_less_and_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lengths = []
+
+    def find(self: SuffixIndex) -> tuple[int, int]:
+        lengths.append(self._count)
+        return 0, 0
+
+    monkeypatch.setattr(SuffixIndex, "find", find)
+    run(make_engine(), [repeating()])
+    gaps = [after - before for before, after in pairwise(lengths)]
+    assert gaps[:MAX_REST] == list(range(1, MAX_REST + 1))
+    assert len(gaps) > MAX_REST and set(gaps[MAX_REST:]) == {MAX_REST}
 
 
 def test_usage_and_totals_count_drafts() -> None:
