@@ -20,6 +20,8 @@ from tests.restored_logging import restored_logging
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A server that a test starts must not meet the user's own sessions; tests of stores name theirs.
 os.environ["EVERSTREAM_STORE"] = "memory"
+# How many tokens are drafted depends on times; tests of drafts turn them on.
+os.environ["EVERSTREAM_SPECULATION"] = "off"
 
 # How long an example takes says how busy the machine is, and no more.
 settings.register_profile(

@@ -77,7 +77,7 @@ class ServerConfig(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16", "int8", "int4"] = "auto"
 
     #: "auto" drafts tokens where that makes a stream faster; the text is the same.
-    speculation: Literal["auto", "off"] = "off"
+    speculation: Literal["auto", "off"] = "auto"
     #: What drafts for the one model, in addition to its past: a folder, file or name as in `model`.
     draft_model: str | None = Field(default=None, min_length=1)
     #: "on", "off", "template" (what that does by itself) or a maximum of tokens, for chats with
