@@ -72,16 +72,18 @@ private:
             updates);
     }
 
-    // `beside(weight)` gives the updates between the products with it.
-    template <class Beside>
-    void leave(const Part& part, Beside beside) {
+    // `updates_of(weight)` gives the updates between the products with it.
+    template <class UpdatesOf>
+    void leave(const Part& part, UpdatesOf updates_of) {
         const Layer& l = m.layers[part.layer];
         const Span rows = part.rows;
         const Into activation = m.gelu ? Into::gelu : Into::swiglu;
         products(
-            plain(B::attended, m.num_heads * m.value, rows), {{&l.out, onto_x()}}, beside(l.out));
-        products(normed(l.mlp_norm, rows), {{&l.up, into(B::hidden, activation)}}, beside(l.up));
-        products(plain(B::hidden, m.intermediate, rows), {{&l.down, onto_x()}}, beside(l.down));
+            plain(B::attended, m.num_heads * m.value, rows), {{&l.out, onto_x()}},
+            updates_of(l.out));
+        products(normed(l.mlp_norm, rows), {{&l.up, into(B::hidden, activation)}}, updates_of(l.up));
+        products(plain(B::hidden, m.intermediate, rows), {{&l.down, onto_x()}},
+            updates_of(l.down));
     }
 
     void layer(const Part& all) {
@@ -102,7 +104,8 @@ private:
     }
 
     // The heads of a part are updated between the products of the part before or after it, as many
-    // of them between those with a matrix as is its share of the weights.
+    // of them between those with a matrix as is its share of the weights of the first layer; where
+    // another layer has matrices of more bytes, there may be none left for the last of them.
     void layers_in_halves() {
         const Layer& l = m.layers[0];
         int64_t total = 0;
@@ -116,7 +119,8 @@ private:
             if (i)
                 leave(before, [&](const Matrix& weight) {
                     const int begin = done;
-                    done += int(num_heads(now) * bytes_of(weight) / total);
+                    const int64_t end = done + num_heads(now) * bytes_of(weight) / total;
+                    done = end < num_heads(now) ? int(end) : num_heads(now);
                     return updates(now, begin, done);
                 });
             before = now;

@@ -7,7 +7,7 @@ namespace everstream {
 namespace EVERSTREAM_LEVEL {
 
 // Updates of states, `update(i)` for each i from `begin` on below `end`, made between the tiles of
-// products; `state(i)`, of `bytes` bytes, is asked for during the tile before. So states travel while
+// products; `state(i)`, of `bytes` bytes, is asked for during the tile before. So memory is read while
 // products are computed.
 template <class State, class Update>
 struct Updates {

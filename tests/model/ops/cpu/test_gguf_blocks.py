@@ -185,12 +185,37 @@ def test_model_is_that_of_its_numbers(name: str, kind: str) -> None:
 @pytest.mark.parametrize("rows", [1, 2, 5, 8, 13, 64, 200])
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_number_of_rows_is_the_same(kind: str, rows: int, threads: int) -> None:
-    runtime = runtime_of("gated", kind, threads)
+    check_rows(runtime_of("gated", kind, threads), runtime_of("gated", kind), rows)
+
+
+@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("kind", KINDS)
+def test_step_in_two_halves_is_the_same(kind: str, level: str) -> None:
+    check_rows(runtime_of("gated", kind, 3, level), runtime_of("gated", kind, 1, level), 61)
+
+
+@pytest.mark.parametrize("level", levels())
+def test_layers_may_have_more_bytes_than_the_first(level: str) -> None:
+    """The states of a half are updated once each, however its updates are shared out."""
+    config, weights = FAMILIES["gated"]()
+    blocks = {
+        key: random_blocks("Q4_K", *weight.shape, seed)
+        for seed, (key, weight) in enumerate(weights.items())
+        if weight.ndim == 2 and ".0." in key and weight.shape[1] % 256 == 0
+    }
+    stored = BlockWeights(weights, "Q4_K", blocks)
+    one, three = (Runtime(config, stored, "int4", threads, level) for threads in (1, 3))
+    assert one.held == "int4+q4_k"
+    check_rows(three, one, 61)
+
+
+def check_rows(runtime: Runtime, single: Runtime, rows: int) -> None:
+    """A batch of so many sequences has the bits that ``single`` gives each of them."""
     tokens = random_tokens(runtime.config, rows)
     pool, draw = runtime.empty_pool(rows), runtime.draw(temperature=0.0)
     runtime.run(pool, list(range(rows)), [0] * rows, [[token] for token in tokens], [draw] * rows)
     for slot, logits in enumerate(runtime.logits()):
-        alone = logits_and_state(runtime_of("gated", kind), tokens[slot : slot + 1])
+        alone = logits_and_state(single, tokens[slot : slot + 1])
         assert (logits.tobytes(), pool[slot].tobytes()) == alone
 
 
