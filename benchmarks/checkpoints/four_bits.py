@@ -16,9 +16,10 @@ KINDS = {"q4_0": "Q4_0", "q4_k_m": "Q4_K_M"}
 def quantized(file: Path, kind: str) -> Path:
     """``file``, of BF16 as its name says, in one of `KINDS`; made where it is missing."""
     name = KINDS[kind]
+    assert "BF16" in file.name, file
 
     def write(path: Path) -> None:
         command = [sys.executable, str(PROGRAM), str(file), str(path), name]
-        subprocess.run(command, check=True, capture_output=True)
+        subprocess.run(command, check=True)
 
     return make_once(file.with_name(file.name.replace("BF16", f"llama-{name}")), write)

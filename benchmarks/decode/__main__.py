@@ -22,12 +22,14 @@ from pathlib import Path
 
 from benchmarks.decode.peers import CONTENDERS, NATIVE_PEERS, OURS, Point
 from benchmarks.decode.report import Row, figures_of, gather, measure, rate_tables
-from benchmarks.decode.roofline import ITEM_BYTES, Rates
+from benchmarks.decode.roofline import Rates
 from benchmarks.decode.shapes import SIZES
 from benchmarks.decode.worker import Worker
 from benchmarks.process import exit_on_sigterm
 from benchmarks.report import Result, command_line, write_result
 
+#: What the contenders serve weights in, where they can.
+DTYPES = ("float32", "bfloat16", "int8", "int4")
 #: A long past is measured with one stream and with this many, in this type.
 MANY_STREAMS = 64
 FAR_DTYPE = "bfloat16"
@@ -82,7 +84,7 @@ def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     parser = command_line(__doc__)
     cores = os.cpu_count() or 1
     parser.add_argument("--size", nargs="+", choices=SIZES, default=["S1", "S2"])
-    parser.add_argument("--dtype", nargs="+", choices=ITEM_BYTES, default=list(ITEM_BYTES))
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32, MANY_STREAMS])
     parser.add_argument("--contexts", type=int, nargs="+", default=[0, 2048, 8192, 100_000])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, min(2, cores)])

@@ -12,6 +12,7 @@ from benchmarks.decode.__main__ import arguments, points, takes_part
 from benchmarks.decode.peers import CONTENDERS, Measured, Opened, Point, steps_until
 from benchmarks.decode.report import Row, Turns, figures_of
 from benchmarks.decode.roofline import Cost
+from model.native.runtime import DTYPES
 
 POINT = Point("S1", "bfloat16", streams=2, context=0, threads=1)
 
@@ -47,6 +48,10 @@ def test_points_of_one_number_of_threads_come_together() -> None:
     threads = [point.threads for point in found]
     assert threads == sorted(threads)
     assert len(set(found)) == len(found)
+
+
+def test_every_dtype_is_one_that_the_runtime_has() -> None:
+    assert set(arguments([]).dtype) <= set(DTYPES)
 
 
 def test_every_peer_takes_part_somewhere_and_ours_everywhere() -> None:
