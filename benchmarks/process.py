@@ -106,7 +106,11 @@ class Process:
 
 
 class ServerProcess(Process):
-    """``everstream serve FLAGS``, or another ``module`` of ours that prints its address."""
+    """``everstream serve FLAGS``, or another ``module`` of ours that prints its address.
+
+    Unless a flag says otherwise it stores in memory and drafts nothing: how many tokens would be
+    drafted depends on how long calls took at its start.
+    """
 
     def __init__(
         self,
@@ -115,8 +119,9 @@ class ServerProcess(Process):
         module: str = "server.cli.main",
     ) -> None:
         command = [sys.executable, "-m", module]
-        if module == "server.cli.main":  # in memory unless a flag says otherwise
+        if module == "server.cli.main":
             command += ["serve", "--host", LOCAL, "--port", "0", "--store", "memory"]
+            command += ["--speculation", "off"]
         super().__init__([*command, *flags], environment)
         self.url = ""
 
