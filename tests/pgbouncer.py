@@ -9,8 +9,15 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from tests.postgres import USER, Postgres
 from tests.reserved_port import ReservedPort
+
+PROGRAM = shutil.which("pgbouncer") or shutil.which("/usr/sbin/pgbouncer")
+needs_pgbouncer = pytest.mark.skipif(
+    PROGRAM is None, reason="no pgbouncer (Debian: apt-get install pgbouncer)"
+)
 
 #: What a server may have open at the database behind it, however many come.
 POOL_SIZE = 4
@@ -20,7 +27,7 @@ class PgBouncer:
     """In front of ``postgres``; it refuses to run as root, and does as the user ``postgres``."""
 
     def __init__(self, postgres: Postgres) -> None:
-        program = shutil.which("pgbouncer") or "/usr/sbin/pgbouncer"
+        assert PROGRAM is not None
         self._dir = Path(tempfile.mkdtemp(prefix="everstream-pgbouncer-"))
         self._reserved = ReservedPort()
         self.port = self._reserved.number
@@ -38,7 +45,7 @@ class PgBouncer:
                 shutil.chown(path, "postgres")
         self._log = (self._dir / "log").open("w+")
         self._process = subprocess.Popen(
-            [program, *as_user, str(config)], stdout=self._log, stderr=self._log
+            [PROGRAM, *as_user, str(config)], stdout=self._log, stderr=self._log
         )
         while not self._takes_connections():
             assert self._process.poll() is None, (self._dir / "log").read_text()

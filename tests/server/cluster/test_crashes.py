@@ -9,7 +9,7 @@ import pytest
 
 from server.store.errors import OwnedElsewhere
 from server.store.postgres.store import PostgresStore
-from tests.pgbouncer import PgBouncer
+from tests.pgbouncer import PgBouncer, needs_pgbouncer
 from tests.postgres import Postgres
 from tests.server.cluster.stores import Join, check_whole, shared_place
 from tests.server.store.records import Writer
@@ -20,6 +20,7 @@ def crash(postgres: Postgres) -> None:
     postgres.start()
 
 
+@needs_pgbouncer
 def test_behind_a_pooler_nothing_is_lost(
     postgres: Postgres, database_url: str, stack: ExitStack
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from tests.pgbouncer import PgBouncer
+from tests.pgbouncer import PgBouncer, needs_pgbouncer
 from tests.postgres import Postgres
 from tests.reliability.servers import STUCK_S, ServerProcess
 from tests.reliability.streams import ENDLESS
@@ -107,6 +107,7 @@ class Reader:
             self.tokens.append(frame["token_id"])
 
 
+@needs_pgbouncer
 async def test_a_pooler_may_stand_in_between(
     model: Path, postgres: Postgres, database_url: str, stack: ExitStack
 ) -> None:
