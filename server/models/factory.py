@@ -5,6 +5,7 @@ All of it blocks, and runs in any thread; nothing is started here.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Mapping
@@ -49,6 +50,8 @@ from server.sessions.named_states import NamedStates
 from server.store.base import Identity, Store
 from server.store.errors import StoreError
 from server.store.named_state import NamedState, tuned_state
+
+logger = logging.getLogger("everstream.speculation")
 
 #: What requests call the state that is merged into a model's file.
 MERGED_STATE = "tuned"
@@ -151,6 +154,9 @@ class ModelBuilder:
         return draft
 
     def _drafter(self, backend: Backend, draft: Checkpoint | None) -> Drafter | None:
+        if draft is not None and backend.name == "torch":
+            logger.warning("--draft-model is not used: it needs the native runtime")
+            draft = None
         if draft is None:
             return open_drafter(backend)
         config = self._config

@@ -16,7 +16,8 @@ from server.models.factory import build_models
 from server.config.settings import ServerConfig
 from server.config.sources import model_source
 
-config = ServerConfig(model=(model_source(sys.argv[1]),), store="memory", threads=1)
+source = model_source(sys.argv[1])
+config = ServerConfig(model=(source,), store="memory", threads=1, speculation="off")
 models, _ = build_models(config)
 tokenizer = models.default.tokenizer
 with open("/proc/self/statm") as statm:

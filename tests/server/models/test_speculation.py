@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from model.native.runtime import built
@@ -24,6 +26,7 @@ from server.models.speculation import (
     measured_costs,
     open_drafter,
 )
+from tests.reliability.servers import STUCK_S, ServerProcess
 from tests.server.harness import receive_until, send
 from tests.server.served import Served, served
 from tests.tiny import tiny_checkpoint, tiny_tokenizer, write_model
@@ -160,6 +163,20 @@ def test_nothing_is_drafted_on_torch(caplog: pytest.LogCaptureFixture) -> None:
     assert line == "no tokens are drafted: on torch the bits depend on the chunks"
 
 
+def test_server_drafts_by_default_where_its_times_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("EVERSTREAM_SPECULATION")
+    with ServerProcess("--model", write_model(tmp_path / "a"), "--threads", 1) as server:
+        assert re.search(r"tokens are drafted.*: calls of 1, 2, 4, 8, 16 rows take", server.log())
+        url = f"{server.url}/v1/completions"
+        drafted, plain = (
+            httpx.post(url, json={"prompt": "Once", **LOOP, **more}, timeout=STUCK_S).json()
+            for more in ({}, {"speculation": "off"})
+        )
+    assert drafted["choices"] == plain["choices"]
+
+
 @pytest.mark.parametrize("pays", [False, True])
 def test_drafter_is_there_where_it_pays(
     pays: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -218,6 +235,23 @@ def test_draft_model_that_cannot_draft_is_refused_by_its_flag(
     )
     with pytest.raises(ModelBroken, match=message):
         build_models(config)
+
+
+def test_draft_model_is_not_used_on_torch_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = str(write_model(tmp_path / "a"))
+    config = ServerConfig(
+        model=(ModelSource("a", model),),
+        backend="torch",
+        draft_model=model,
+        store="memory",
+        max_sessions=2,
+    )
+    with caplog.at_level(logging.INFO, "everstream.speculation"):
+        build_models(config)
+    first, _ = [record.getMessage() for record in caplog.records]
+    assert first == "--draft-model is not used: it needs the native runtime"
 
 
 def test_draft_model_with_a_bounded_past_is_refused() -> None:
