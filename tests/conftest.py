@@ -22,6 +22,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["EVERSTREAM_STORE"] = "memory"
 # How many tokens are drafted depends on times; tests of drafts turn them on.
 os.environ["EVERSTREAM_SPECULATION"] = "off"
+# Requests to this machine go through no proxy that the user has.
+DIRECT = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+DIRECT = ",".join(filter(None, (DIRECT, "127.0.0.1,localhost")))
+os.environ["NO_PROXY"] = os.environ["no_proxy"] = DIRECT
 
 # How long an example takes says how busy the machine is, and no more.
 settings.register_profile(

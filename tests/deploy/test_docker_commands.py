@@ -33,7 +33,7 @@ def parsed(line: str) -> argparse.Namespace:
     run = commands.add_parser("run")
     run.add_argument("--rm", action="store_true")
     run.add_argument("-p", dest="port", required=True)
-    run.add_argument("-v", dest="volumes", action="append")
+    run.add_argument("-v", dest="volumes", action="append", default=[])
     run.add_argument("image")
     run.add_argument("arguments", nargs=argparse.REMAINDER)
     commands.add_parser("push").add_argument("image")

@@ -19,7 +19,8 @@ USERS_PAGES = [
     *sorted(path for folder in FOLDERS for path in (DOCS / folder).glob("*.md")),
 ]
 SHELL = ("sh", "bash", "")
-FENCE = re.compile(r"( *)(`{3,})(\w*)$")
+FENCE = re.compile(r" *(`{3,})(\w*)$")
+BEGINS_AS_FENCE = re.compile(r" *(`{3}|~{3})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +43,19 @@ class Block:
 
 
 def blocks_of(path: Path) -> Iterator[Block]:
-    """In the order of the page."""
+    """In the order of the page. Raises `ValueError` for a fence that is not in `FENCE`'s form."""
     page, lines = path.relative_to(ROOT).as_posix(), path.read_text("utf-8").splitlines()
     is_after_blank, at = True, 0
     while at < len(lines):
         begin = at
         at += 1
         if fence := FENCE.match(lines[begin]):
-            while lines[at].strip() != fence[2]:
+            while lines[at].strip() != fence[1]:
                 at += 1
-            yield Block(page, fence[3], textwrap.dedent("\n".join(lines[begin + 1 : at])))
+            yield Block(page, fence[2], textwrap.dedent("\n".join(lines[begin + 1 : at])))
             at += 1
+        elif BEGINS_AS_FENCE.match(lines[begin]):
+            raise ValueError(f"{page}:{begin + 1}: not the beginning of a block: {lines[begin]}")
         elif is_after_blank and lines[begin].startswith("    "):
             while at < len(lines) and lines[at].startswith("    "):
                 at += 1

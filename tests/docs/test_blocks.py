@@ -158,5 +158,5 @@ def test_every_entry_is_of_a_block() -> None:
 @pytest.mark.parametrize("page", RUN)
 def test_tests_of_a_page_name_it(page: str) -> None:
     for test in RUN[page].values():
-        named = Path(page).stem in (ROOT / test).read_text("utf-8")
+        named = Path(page).name in (ROOT / test).read_text("utf-8")
         assert named or test in OF_ALL_PAGES, test

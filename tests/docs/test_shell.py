@@ -27,7 +27,7 @@ PAGES += sorted(ROOT.glob("model/bundled/README.md"))
 ADDRESS = "http://127.0.0.1:8000"
 #: What a reader puts in, and what other blocks have made.
 PLACEHOLDERS = ("ADMIN_KEY", "$ID", "sess_...")
-#: With a server that was started in a way of its own: test_admin.py asks it.
+#: With a server that was started in a way of its own: test_chat.py asks it.
 ELSEWHERE = ("reasoning_effort",)
 
 

@@ -15,9 +15,10 @@ from gguf.quants import dequantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model.native.runtime import HELD_KINDS
 from model.weights import CheckpointError
 from model.weights.gguf_file import GgufFile
-from model.weights.gguf_kinds import KINDS
+from model.weights.gguf_kinds import KINDS, SCALES
 from tests.gguf_files import finish
 
 SMALL = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -99,6 +100,10 @@ def test_codes_and_sizes_are_those_of_the_package() -> None:
     for code, kind in KINDS.items():
         assert GGMLQuantizationType(code).name == kind.name
         assert GGML_QUANT_SIZES[GGMLQuantizationType(code)] == (kind.block, kind.num_bytes)
+
+
+def test_place_of_the_scales_is_known_of_every_kind_that_is_held() -> None:
+    assert SCALES.keys() == HELD_KINDS.keys()
 
 
 def test_types_that_are_not_supported_are_named(path: Path) -> None:
