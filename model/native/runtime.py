@@ -47,8 +47,9 @@ HELD_KINDS = {
     "IQ4_XS": "iq4_xs",
     "IQ4_NL": "iq4_nl",
 }
-#: Files mostly of these are served as they are by a runtime of int4; those in four bits.
+#: A runtime of int4 serves files mostly of these as they are.
 HELD_FILES = (*INT4_KINDS, *HELD_KINDS)
+#: Those of `HELD_FILES` with four bits a weight, which are not rounded to int4 again.
 INT4_FILES = (*INT4_KINDS, "Q4_K", "IQ4_XS", "IQ4_NL")
 #: What a runtime of int4 holds in int8; see the notebook.
 INT8_TABLES = ("embedding.weight", "position_embedding.weight", "head.weight")

@@ -54,10 +54,9 @@ LEARNING_RATE = 1 / 16
 #: Tokens of a prompt after which a predicted answer is filed.
 LEAD_TOKENS = 32
 
-#: Tokens for which a text that repeats nothing is not looked up again: a look-up between two calls
-#: takes some 60 us, since the weights have displaced the index from the caches.
+#: The most tokens for which a text that repeats nothing is not looked up again. A look-up takes
+#: longer in a step than in a loop: the weights have displaced the index from the caches.
 MAX_REST = 8
-
 
 #: The tokens that a grammar allows somewhere, where they are few.
 Ids = tuple[int, ...]
