@@ -274,7 +274,12 @@ def take_over(tracer: Tracer, model: ModelSource, folder: Path, store: str) -> W
 
 def _config(model: ModelSource, store: Path) -> ServerConfig:
     return ServerConfig(
-        model=(model,), store=str(store), threads=1, max_sessions=8, drain_timeout_s=0.0
+        model=(model,),
+        store=str(store),
+        threads=1,
+        max_sessions=8,
+        drain_timeout_s=0.0,
+        speculation="off",  # how many tokens are drafted depends on times
     )
 
 

@@ -264,7 +264,7 @@ def family_summary(family: str) -> dict[str, str]:
 
 def qwen35_tables() -> dict[str, str]:
     """Those of docs/models/qwen3.5.md."""
-    return {**published.tables("qwen35"), **family_tables("qwen35"), "edited": edited_table()}
+    return {**published.tables("qwen35"), **family_summary("qwen35"), "edited": edited_table()}
 
 
 def mamba_tables() -> dict[str, str]:
@@ -326,4 +326,5 @@ def full_tables() -> dict[str, str]:
         "family sizes": full_family_size_table(),
         **family_tables("mamba2"),
         **family_tables("lfm2"),
+        **family_tables("qwen35"),
     }

@@ -107,7 +107,6 @@ NO_CLUSTER = "asks a cluster; the manifests are checked by tests/deploy"
 #: The same -> why no test runs it. `everstream` in such a block is read by test_shell.py.
 NOT_RUN = {
     "README.md": {"make": "installs an environment; tests/test_makefile.py has make's own tests"},
-    "docs/models/qwen3.5.md": {"python": "measures for minutes"},
     "docs/operate/deploy.md": {"sudo": f"{ROOT_ONLY}; {SYSTEMD} has the units"},
     "docs/operate/kubernetes.md": {"kubectl apply": NO_CLUSTER},
     "docs/operate/postgresql.md": {
