@@ -19,6 +19,7 @@ def test_what_was_chosen_is_read_back_as_it_was(tmp_path: Path) -> None:
         drain_timeout_s=3,
         replicas="2-5",
         store="memory",
+        speculation="off",
         max_tokens_limit=77,
         allowed_origins=("https://a.example",),
         keys_file=tmp_path / "keys.toml",
