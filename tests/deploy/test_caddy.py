@@ -123,9 +123,9 @@ async def test_server_sees_the_clients_address_and_large_bodies(tmp_path: Path) 
 async def test_server_that_is_not_there_is_passed_over(tmp_path: Path) -> None:
     body = {"prompt": "Once", "max_tokens": 2}
     with (
-        ReservedPort() as nobody,
+        ReservedPort() as unused,
         ServerProcess(program=FAKE, environment=SETTINGS) as server,
-        caddy_before(tmp_path, nobody.number, server.port) as caddy,
+        caddy_before(tmp_path, unused.number, server.port) as caddy,
     ):
         async with client_of(caddy) as client:
             answers = [await client.post("/v1/completions", json=body) for _ in range(10)]
