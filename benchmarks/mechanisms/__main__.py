@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.machine import machine
 from benchmarks.mechanisms import language, plan, speed
-from benchmarks.mechanisms.ablation import listed, run_jobs
+from benchmarks.mechanisms.ablation import listed, named, run_jobs
 from benchmarks.mechanisms.folder import Folder, RunError, origin, read_results
 from benchmarks.mechanisms.gather import competitors, plot
 from benchmarks.mechanisms.specs import SIZES, Spec, all_specs
@@ -54,6 +54,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     ablation.add_argument(
         "--questions", nargs="+", choices=plan.QUESTIONS, default=list(plan.QUESTIONS)
     )
+    ablation.add_argument("--names", nargs="+", help="only these of the runs, in this order")
     ablation.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     ablation.add_argument("--jobs", type=int, default=1, help="runs side by side")
     ablation.add_argument("--steps", type=int, default=language.Recipe.num_steps)
@@ -122,6 +123,8 @@ def run_ablation(folder: Folder, options: argparse.Namespace) -> None:
         precision="float32",
     )
     jobs = [job for job in plan.jobs(folder, recipe) if job.question in options.questions]
+    if options.names:
+        jobs = named(jobs, options.names)
     if options.list:
         print(listed(folder, jobs))
         return

@@ -38,6 +38,17 @@ def run_jobs(
     return failed
 
 
+def named(jobs: list[Job], names: list[str]) -> list[Job]:
+    """The jobs of these names, in the order of the names.
+
+    Raises `RunError` for a name that no job has.
+    """
+    known = {job.name: job for job in jobs}
+    if unknown := [name for name in names if name not in known]:
+        raise RunError(f"--names: no such run: {', '.join(unknown)} (--list shows all)")
+    return [known[name] for name in names]
+
+
 def listed(folder: Folder, jobs: list[Job]) -> str:
     """One line for each job: what it settles, whether it is done, and how long it takes."""
     return "\n".join(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.mechanisms import conversion, language, plan
-from benchmarks.mechanisms.ablation import listed, run_jobs
+from benchmarks.mechanisms.ablation import listed, named, run_jobs
 from benchmarks.mechanisms.folder import Folder, RunError, read_results
 from benchmarks.mechanisms.plan import Job, jobs, matched_size, seconds
 from benchmarks.mechanisms.recall import NOTHING
@@ -107,6 +107,13 @@ def test_failed_run_does_not_end_the_others(
         "open",
         "done",
     ]
+
+
+def test_runs_are_chosen_by_name_in_the_order_of_the_names() -> None:
+    todo = [Job(name, "parts", "elu", 4096.0, dict) for name in ("a", "b", "c")]
+    assert [job.name for job in named(todo, ["c", "a"])] == ["c", "a"]
+    with pytest.raises(RunError, match="--names: no such run: d, e "):
+        named(todo, ["d", "a", "e"])
 
 
 @pytest.mark.process
