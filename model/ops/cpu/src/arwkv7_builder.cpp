@@ -8,22 +8,22 @@ static std::shared_ptr<const Model> build(const Options& o, Packer& p, Precision
     auto m = std::make_shared<Arwkv7Model>();
     read_beginning(*m, o, p, precision);
     read_time_mix_sizes(*m, o);
-    auto* layers = p.arena.make<Arwkv7Layer>(m->num_layers);
+    auto* time_mixes = p.arena.make<TimeMix>(m->num_layers);
+    auto* mlps = p.arena.make<Mlp>(m->num_layers);
     for (int i = 0; i < m->num_layers; i++) {
         const std::string block = "blocks." + std::to_string(i) + ".";
-        layers[i].norm = p.norm(block + "mixer_norm");
-        layers[i].time_mix = read_time_mix(p, o, i, block + "mixer.", precision);
-        layers[i].mlp = read_mlp(p, block, precision);
+        time_mixes[i] = read_time_mix(p, o, i, block + "mixer_norm", block + "mixer.", precision);
+        mlps[i] = read_mlp(p, block, precision);
     }
-    m->layers = layers;
-    set_ranks(*m, layers[m->num_layers - 1].time_mix);
+    set_time_mixes(*m, time_mixes);
+    m->mlps = mlps;
     read_end(*m, p);
     return m;
 }
 
 static void set_strides(const Model& model, Strides& s) {
     const auto& m = static_cast<const Arwkv7Model&>(model);
-    set_time_mix_strides(m, m.layers[0].mlp.down.k, s);
+    set_time_mix_strides(m, m.mlps[0].down.k, s);
 }
 
 EVERSTREAM_FAMILY(

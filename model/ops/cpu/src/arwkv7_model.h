@@ -6,14 +6,8 @@
 
 namespace everstream {
 
-struct Arwkv7Layer {
-    Norm norm;
-    TimeMix time_mix;
-    Mlp mlp;
-};
-
 struct Arwkv7Model : TimeMixModel {
-    const Arwkv7Layer* layers = nullptr;
+    const Mlp* mlps = nullptr;  // of each layer
 };
 
 }  // namespace everstream

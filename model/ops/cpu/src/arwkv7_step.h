@@ -16,10 +16,10 @@ public:
         w.each(b.num_rows, [&](int row) {
             look_up(m.embedding, b.tokens[row], b.x + size_t(row) * s.x);
         });
-        for (int i = 0; i < m.num_layers; i++) {
-            time_mix(m.layers[i].norm, m.layers[i].time_mix, i == 0);
-            mlp(m.layers[i].mlp, B::hidden);
-        }
+        const Mlp& first = m.mlps[0];
+        layers(bytes_of(first.up) + bytes_of(first.down), [&](const Part& part, auto updates_of) {
+            mlp(m.mlps[part.layer], B::hidden, part.rows, updates_of);
+        });
         finish();
     }
 

@@ -89,7 +89,7 @@ private:
     void layer(const Part& all) {
         enter(all, NoUpdates());
         w.each(num_heads(all), [&](int task) { attention(all, task); });
-        leave(all, [](const Matrix&) { return NoUpdates(); });
+        leave(all, no_updates);
     }
 
     // S of the heads of a part.
@@ -126,7 +126,7 @@ private:
             before = now;
         }
         w.each(num_heads(before) - done, [&](int task) { attention(before, done + task); });
-        leave(before, [](const Matrix&) { return NoUpdates(); });
+        leave(before, no_updates);
     }
 
     using B = BlockBuffers;

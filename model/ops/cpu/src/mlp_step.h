@@ -11,11 +11,14 @@ protected:
     using Step::Step;
     static constexpr int MLP_PHASES = 4;
 
-    // `place` is a buffer of padded_stride(l.down.k).
-    void mlp(const Mlp& l, int place) {
-        products(normed(l.norm), {{&l.up, into(place, Into::swiglu)}});
-        products(plain(place, l.down.k), {{&l.down, onto_x()}});
+    // `place` is a buffer of padded_stride(l.down.k). `updates_of(weight)` gives the updates between
+    // the products with it.
+    template <class UpdatesOf>
+    void mlp(const Mlp& l, int place, Span rows, UpdatesOf updates_of) {
+        products(normed(l.norm, rows), {{&l.up, into(place, Into::swiglu)}}, updates_of(l.up));
+        products(plain(place, l.down.k, rows), {{&l.down, onto_x()}}, updates_of(l.down));
     }
+    void mlp(const Mlp& l, int place) { mlp(l, place, all_rows(), no_updates); }
 };
 
 }  // namespace EVERSTREAM_LEVEL

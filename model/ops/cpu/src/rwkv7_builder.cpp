@@ -4,17 +4,15 @@
 
 namespace everstream {
 
-static Rwkv7Layer read_layer(const Options& o, Packer& p, Precision precision, int index) {
-    Rwkv7Layer l;
-    const std::string block = "blocks." + std::to_string(index) + ".";
+static ChannelMix read_channel_mix(
+    const Options& o, Packer& p, Precision precision, int index, const std::string& block) {
     const std::string channel = block + "channel_mix.";
-    l.time_norm = p.norm(block + "time_norm");
-    l.time_mix = read_time_mix(p, o, index, block + "time_mix.", precision);
-    l.channel_norm = p.norm(block + "channel_norm");
-    l.channel_shift_mix = p.vector(channel + "shift_mix");
-    l.channel_key = p.pack({channel + "key"}, precision);
-    l.channel_value = p.pack({channel + "value"}, precision);
-    l.channel_shift = o.state(index, "channel_shift");
+    ChannelMix l;
+    l.norm = p.norm(block + "channel_norm");
+    l.shift_mix = p.vector(channel + "shift_mix");
+    l.key = p.pack({channel + "key"}, precision);
+    l.value = p.pack({channel + "value"}, precision);
+    l.shift = o.state(index, "channel_shift");
     return l;
 }
 
@@ -23,11 +21,16 @@ static std::shared_ptr<const Model> build(const Options& o, Packer& p, Precision
     read_beginning(*m, o, p, precision);
     read_time_mix_sizes(*m, o);
     if (p.has("embedding_norm.weight")) m->embedding_norm = p.norm("embedding_norm");
-    auto* layers = p.arena.make<Rwkv7Layer>(m->num_layers);
-    for (int i = 0; i < m->num_layers; i++) layers[i] = read_layer(o, p, precision, i);
-    m->layers = layers;
-    m->intermediate = layers[0].channel_value.k;
-    set_ranks(*m, layers[m->num_layers - 1].time_mix);
+    auto* time_mixes = p.arena.make<TimeMix>(m->num_layers);
+    auto* channel_mixes = p.arena.make<ChannelMix>(m->num_layers);
+    for (int i = 0; i < m->num_layers; i++) {
+        const std::string block = "blocks." + std::to_string(i) + ".";
+        time_mixes[i] = read_time_mix(p, o, i, block + "time_norm", block + "time_mix.", precision);
+        channel_mixes[i] = read_channel_mix(o, p, precision, i, block);
+    }
+    set_time_mixes(*m, time_mixes);
+    m->channel_mixes = channel_mixes;
+    m->intermediate = channel_mixes[0].value.k;
     read_end(*m, p);
     return m;
 }

@@ -7,18 +7,17 @@
 
 namespace everstream {
 
-struct Rwkv7Layer {
-    Norm time_norm, channel_norm;
-    TimeMix time_mix;
-    const float* channel_shift_mix = nullptr;  // [D]
-    Matrix channel_key, channel_value;
-    size_t channel_shift = 0;  // byte offset of the last input of the channel mix [D]
+struct ChannelMix {
+    Norm norm;
+    const float* shift_mix = nullptr;  // [D]
+    Matrix key, value;
+    size_t shift = 0;  // byte offset of the last input [D]
 };
 
 struct Rwkv7Model : TimeMixModel {
     int intermediate = 0;  // F
     Norm embedding_norm;   // no weight where the rows of the embedding are normed already
-    const Rwkv7Layer* layers = nullptr;
+    const ChannelMix* channel_mixes = nullptr;  // of each layer
 };
 
 }  // namespace everstream

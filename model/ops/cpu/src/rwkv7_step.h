@@ -18,25 +18,30 @@ public:
             look_up(m.embedding, b.tokens[row], m.embedding_norm.weight ? before : x);
             if (m.embedding_norm.weight) normalize(m, m.embedding_norm, before, x);
         });
-        for (int i = 0; i < m.num_layers; i++) {
-            time_mix(m.layers[i].time_norm, m.layers[i].time_mix, i == 0);
-            channel_mix(m.layers[i]);
-        }
+        const ChannelMix& first = m.channel_mixes[0];
+        layers(bytes_of(first.key) + bytes_of(first.value), [&](const Part& part, auto updates_of) {
+            channel_mix(part, updates_of);
+        });
         finish();
     }
 
 private:
-    void channel_mix(const Rwkv7Layer& l) {
+    template <class UpdatesOf>
+    void channel_mix(const Part& part, UpdatesOf updates_of) {
+        const ChannelMix& l = m.channel_mixes[part.layer];
         const Input in = shared_input(b.buffers[B::shifted], s.x);
-        w.each(b.num_rows, [&](int row) {
-            const float* last = norm_pair(l.channel_norm, l.channel_shift, row);
-            shift(in, 0, row, last, l.channel_shift_mix);
+        w.each(part.rows.num, [&](int i) {
+            const int row = part.rows.first + i;
+            const float* last = norm_pair(l.norm, l.shift, row);
+            shift(in, 0, row, last, l.shift_mix);
         });
         products(
-            Prepared{in, all_rows()},
-            {{&l.channel_key, into(B::hidden, Into::square_relu)}},
-            b.num_sequences, [&](int sequence) { keep_row(l.channel_shift, sequence); });
-        products(plain(B::hidden, m.intermediate), {{&l.channel_value, onto_x()}});
+            Prepared{in, part.rows}, {{&l.key, into(B::hidden, Into::square_relu)}},
+            part.sequences.num, [&](int i) { keep_row(l.shift, part.sequences.first + i); },
+            updates_of(l.key));
+        products(
+            plain(B::hidden, m.intermediate, part.rows), {{&l.value, onto_x()}},
+            updates_of(l.value));
     }
 
     const Rwkv7Model& m;

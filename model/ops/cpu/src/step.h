@@ -73,6 +73,9 @@ struct Product {
     int first_row = 0;
 };
 
+// In the place of the updates between the products with a matrix.
+constexpr auto no_updates = [](const Matrix&) { return NoUpdates(); };
+
 class Step {
 protected:
     Step(const Model& m, const Batch& b, Worker& w)

@@ -16,9 +16,11 @@ static LowRank low_rank(Packer& p, const std::string& name, Precision precision)
 }
 
 TimeMix read_time_mix(
-    Packer& p, const Options& o, int layer, const std::string& name, Precision precision) {
+    Packer& p, const Options& o, int layer, const std::string& norm, const std::string& name,
+    Precision precision) {
     const auto matrix = [&](const char* what) { return p.pack({name + what}, precision); };
     TimeMix l;
+    l.norm = p.norm(norm);
     l.shift_mix = p.vector(name + "shift_mix");
     l.receptance = matrix("receptance");
     l.key = matrix("key");
@@ -37,7 +39,9 @@ TimeMix read_time_mix(
     return l;
 }
 
-void set_ranks(TimeMixModel& m, const TimeMix& last) {
+void set_time_mixes(TimeMixModel& m, const TimeMix* time_mixes) {
+    m.time_mixes = time_mixes;
+    const TimeMix& last = time_mixes[m.num_layers - 1];  // the first lacks a map
     for (int map = 0; map < LowRanks::num; map++) m.rank[map] = last.low[map].down.n;
     m.largest_rank = *std::max_element(m.rank, m.rank + LowRanks::num);
     m.num_shifted = m.rank[LowRanks::gate] ? Shifted::num : Shifted::g;

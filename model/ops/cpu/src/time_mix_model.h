@@ -24,6 +24,7 @@ struct LowRank {
 };
 
 struct TimeMix {
+    Norm norm;                         // of what goes into it
     Norm group_norm;                   // no weight where the heads' outputs are not normed
     const float* shift_mix = nullptr;  // [6][D], or [5][D] without a gate
     Matrix receptance, key, value, output;
@@ -46,6 +47,7 @@ struct TimeMixModel : Model {
     int rank[LowRanks::num] = {};
     int largest_rank = 0;
     float group_eps = 64e-5f;
+    const TimeMix* time_mixes = nullptr;  // of each layer
 };
 
 }  // namespace everstream

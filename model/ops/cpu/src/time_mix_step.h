@@ -19,7 +19,8 @@ public:
     static size_t private_bytes(const TimeMixModel& m, const Strides& s) {
         return (size_t(head_room(m)) * 12 + size_t(s.x)) * sizeof(float);
     }
-    static int max_phases(const TimeMixModel& m) { return 8 + 12 * m.num_layers; }
+    // Those of a layer in halves are twice as many.
+    static int max_phases(const TimeMixModel& m) { return 8 + 24 * m.num_layers; }
 
 protected:
     using B = TimeMixBuffers;
@@ -85,12 +86,80 @@ protected:
         std::memcpy(b.states[sequence] + state, last, size_t(m.hidden) * 4);
     }
 
-    // x += the time mix of the normed rows. `is_first`: in the layer whose values the others mix in.
-    void time_mix(const Norm& norm, const TimeMix& l, bool is_first) {
+    // All layers. `rest(part, updates_of)` is what follows the time mix of one, whose matrices have
+    // `rest_bytes`; `updates_of(weight)` gives the updates between the products with it.
+    template <class Rest>
+    void layers(int64_t rest_bytes, Rest rest) {
+        if (goes_in_halves()) return layers_in_halves(rest_bytes, rest);
+        for (int i = 0; i < m.num_layers; i++) {
+            const Part all = whole(i);
+            enter(all, NoUpdates());
+            w.each(num_heads(all), [&](int task) { head(all, task, w.count()); });
+            leave(all, NoUpdates());
+            rest(all, no_updates);
+        }
+    }
+
+    float* before;  // [D], one thread's own
+
+private:
+    int num_heads(const Part& part) const { return part.sequences.num * m.num_heads; }
+    int sequence_of(const Part& part, int task) const {
+        return part.sequences.first + task / m.num_heads;
+    }
+    float* state(const Part& part, int task) const {
+        const size_t size = size_t(m.head_size) * size_t(m.head_size);
+        return (float*)(b.states[sequence_of(part, task)] + m.time_mixes[part.layer].S) +
+               size_t(task % m.num_heads) * size;
+    }
+    // S of the heads of a part.
+    auto updates(const Part& part, int begin, int end) {
+        const auto memory = [this, part](int task) { return (const char*)state(part, task); };
+        const auto update = [this, part](int task) { head(part, task, 0); };
+        const size_t bytes = size_t(m.head_size) * size_t(m.head_size) * sizeof(float);
+        return Updates<decltype(memory), decltype(update)>{begin, end, bytes, memory, update};
+    }
+
+    // The heads of a part are updated between the products of the part before or after it, as many of
+    // them between those with a matrix as is its share of the weights of the first layer.
+    template <class Rest>
+    void layers_in_halves(int64_t rest_bytes, Rest rest) {
+        const TimeMix& l = m.time_mixes[0];
+        int64_t total = rest_bytes;
+        for (const Matrix* weight : {&l.receptance, &l.key, &l.value, &l.output})
+            total += bytes_of(*weight);
+        Part last;
+        int done = 0;  // heads of `last`
+        for (int i = 0; i < 2 * m.num_layers; i++) {
+            const Part now = half(i / 2, i % 2);
+            enter(now, updates(last, done, num_heads(last)));
+            done = 0;
+            const auto updates_of = [&](const Matrix& weight) {
+                const int begin = done;
+                const int64_t end = done + num_heads(now) * bytes_of(weight) / total;
+                done = end < num_heads(now) ? int(end) : num_heads(now);
+                return updates(now, begin, done);
+            };
+            if (i) {
+                leave(last, updates_of(m.time_mixes[last.layer].output));
+                rest(last, updates_of);
+            }
+            last = now;
+        }
+        w.each(num_heads(last) - done, [&](int task) { head(last, done + task, w.count()); });
+        leave(last, NoUpdates());
+        rest(last, no_updates);
+    }
+
+    // From the normed rows to what the heads take.
+    template <class Updates>
+    void enter(const Part& part, Updates updates) {
+        const TimeMix& l = m.time_mixes[part.layer];
         const Input in = shared_input(b.buffers[B::shifted], s.x);
         const int num = b.num_rows, D = m.hidden;
-        w.each(num, [&](int row) {
-            const float* last = norm_pair(norm, l.shift, row);
+        w.each(part.rows.num, [&](int i) {
+            const int row = part.rows.first + i;
+            const float* last = norm_pair(l.norm, l.shift, row);
             for (int c = 0; c < m.num_shifted; c++)
                 shift(in, c, row, last, l.shift_mix + size_t(c) * D);
             pad_low(row);
@@ -99,9 +168,9 @@ protected:
             return Output{b.buffers[B::low] + size_t(map) * num * low_stride, low_stride, how};
         };
         const auto down = [&](int map) { return l.low[map].down.n ? &l.low[map].down : nullptr; };
-        const int v = is_first ? B::v_first : B::v;
+        const int v = part.layer ? B::v : B::v_first;
         products(
-            Prepared{in, all_rows()},
+            Prepared{in, part.rows},
             {{&l.receptance, into(B::r), Shifted::r * num},
              {&l.key, into(B::k), Shifted::k * num},
              {&l.value, into(v), Shifted::v * num},
@@ -109,32 +178,38 @@ protected:
              {down(LowRanks::rate), low(LowRanks::rate), Shifted::a * num},
              {down(LowRanks::value_mix), low(LowRanks::value_mix), Shifted::v * num},
              {down(LowRanks::gate), low(LowRanks::gate, Into::sigmoid), Shifted::g * num}},
-            b.num_sequences, [&](int sequence) { keep_row(l.shift, sequence); });
+            part.sequences.num, [&](int i) { keep_row(l.shift, part.sequences.first + i); }, updates);
 
         const Input narrow = shared_input(b.buffers[B::low], low_stride);
         if (needs_preparation(m.precision))
-            w.each(num, [&](int row) {
+            w.each(part.rows.num, [&](int i) {
+                const int row = part.rows.first + i;
                 for (int map = 0; map < LowRanks::num; map++)
                     if (m.rank[map]) prepare_row(m.precision, narrow, map * num + row, m.rank[map]);
             });
         const auto up = [&](int map) { return l.low[map].up.n ? &l.low[map].up : nullptr; };
         products(
-            Prepared{narrow, all_rows()},
+            Prepared{narrow, part.rows},
             {{up(LowRanks::decay), into(B::decay), LowRanks::decay * num},
              {up(LowRanks::rate), into(B::rate), LowRanks::rate * num},
              {up(LowRanks::value_mix), into(B::value_mix), LowRanks::value_mix * num},
              {up(LowRanks::gate), into(B::gate), LowRanks::gate * num}});
-
-        w.each(b.num_sequences * m.num_heads, [&](int task) {
-            head(l, is_first, task / m.num_heads, task % m.num_heads);
-        });
-        products(plain(B::mixed, D), {{&l.output, onto_x()}});
     }
 
-    // All tokens of a sequence through one head.
-    void head(const TimeMix& l, bool is_first, int sequence, int h) {
+    // x += what the heads gave.
+    template <class Updates>
+    void leave(const Part& part, Updates updates) {
+        const TimeMix& l = m.time_mixes[part.layer];
+        products(plain(B::mixed, m.hidden, part.rows), {{&l.output, onto_x()}}, updates);
+    }
+
+    // All tokens of a sequence through one head. The last one asks for the head `ahead` tasks later.
+    void head(const Part& part, int task, int ahead) {
+        const TimeMix& l = m.time_mixes[part.layer];
+        const bool is_first = part.layer == 0;
+        const int sequence = sequence_of(part, task), h = task % m.num_heads;
         const int N = m.head_size, end = b.first_row[sequence + 1];
-        float* S = (float*)(b.states[sequence] + l.S) + size_t(h) * N * N;
+        float* S = state(part, task);
         HeadToken *now = tokens, *next = tokens + 1;
         bring(l, is_first, b.first_row[sequence], h, *now);
         read_state(S, N, now->c, removed);
@@ -142,8 +217,8 @@ protected:
             const bool goes_on = row + 1 < end;
             if (goes_on) bring(l, is_first, row + 1, h, *next);
             float* y = buffer(B::mixed, row) + h * N;
-            update_state(S, N, *now, removed, y, goes_on ? next->c : nullptr, size_t(w.count()));
-            leave(l, row, h, *now, y);
+            update_state(S, N, *now, removed, y, goes_on ? next->c : nullptr, size_t(ahead));
+            give(l, row, h, *now, y);
             HeadToken* done = now;
             now = next, next = done;
         }
@@ -172,7 +247,7 @@ protected:
 
     // The head's output: normed where heads are, with the token's own value, gated if there is a gate;
     // in place.
-    void leave(const TimeMix& l, int row, int h, const HeadToken& t, float* y) {
+    void give(const TimeMix& l, int row, int h, const HeadToken& t, float* y) {
         const int N = m.head_size, at = h * N;
         map(room, t.r, t.k, N, [](F x, F z) { return x * z; });
         const F bonus = F::set(dot(room, l.r_k + at, N));
@@ -183,9 +258,6 @@ protected:
             map(y, y, buffer(B::gate, row) + at, N, [](F x, F g) { return x * g; });
     }
 
-    float* before;  // [D], one thread's own
-
-private:
     static int head_room(const TimeMixModel& m) { return padded(m.head_size, 64); }
 
     const TimeMixModel& m;

@@ -29,7 +29,7 @@ CASES = [(name, "float32") for name in SERVED] + [
 #: Of numbers and of threads.
 KINDS = [("float32", 3), ("float32", 1), ("bfloat16", 2), ("int8", 4), ("int4", 3)]
 #: Families and mechanisms that take a batch of many sequences in two halves.
-HALVED = ("mamba2", "mamba2_grouped", "gated", "delta", "retnet", "dijiang")
+HALVED = ("mamba2", "mamba2_grouped", "gated", "delta", "retnet", "dijiang", "rwkv7", "arwkv7")
 POISON = 0xFF
 LENGTHS = (1, 3, 70, 64, 17, 6, 33)
 
