@@ -12,7 +12,7 @@ import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -38,15 +38,9 @@ DTYPES = ("float32", "bfloat16", "int8", "int4")
 NATIVE_DTYPES = ("int8", "int4")
 #: What folders and GGUF call what is int4 here, number by number.
 INT4_KINDS = ("int4", "Q4_0")
-#: The types of GGUF whose blocks a runtime of int4 holds as they are in the file, by what the
-#: extension module calls them.
-HELD_KINDS = {
-    "Q4_K": "q4_k",
-    "Q5_K": "q5_k",
-    "Q6_K": "q6_k",
-    "IQ4_XS": "iq4_xs",
-    "IQ4_NL": "iq4_nl",
-}
+#: The types of GGUF whose blocks a runtime of int4 holds as they are in the file. The extension
+#: module lists them; without it there are none.
+HELD_KINDS: tuple[str, ...] = tuple(getattr(_module, "HELD_KINDS", ()))
 #: A runtime of int4 serves files mostly of these as they are.
 HELD_FILES = (*INT4_KINDS, *HELD_KINDS)
 #: Those of `HELD_FILES` with four bits a weight, which are not rounded to int4 again.
@@ -137,7 +131,7 @@ class Runtime:
             raise
         except ValueError as error:
             raise NativeError(str(error)) from error
-        self.held = "+".join([dtype, *sorted(source.kinds)])
+        self.held = "+".join([dtype, *sorted(kind.lower() for kind in source.kinds)])
         self.int4_names = tuple(source.int4_names)
 
     @property
@@ -290,6 +284,24 @@ class Runtime:
         return self._native.logits()
 
 
+def held_as(weights: Mapping[str, npt.NDArray[Any]], name: str) -> str:
+    """What a runtime of int4 holds a matrix in: int4, int8, or one of `HELD_KINDS`.
+
+    int8 are those that a file of `HELD_FILES` has in another type, which its author chose, or that
+    come out changed; and of other files what is looked up or gives logits.
+    """
+    if not _is_held_file(weights):
+        return "int8" if name in INT8_TABLES else "int4"
+    kind = weights.block_kind(name)
+    if kind in HELD_KINDS:
+        return kind
+    return "int4" if weights.dtype_of(name) in INT4_KINDS else "int8"
+
+
+def _is_held_file(weights: Mapping[str, npt.NDArray[Any]]) -> TypeGuard[StoredWeights]:
+    return isinstance(weights, StoredWeights) and weights.stored_dtype in HELD_FILES
+
+
 class _Source:
     """A checkpoint's tensors as the extension module reads them, rows at a time.
 
@@ -320,26 +332,18 @@ class _Source:
         return self._shapes[name]
 
     def held_as(self, name: str) -> str:
-        """What a runtime of int4 holds a matrix in: int4, int8, or one of `HELD_KINDS`.
-
-        int8 are those that such a file has in another type, which its author chose, or that
-        come out changed; and of other files what is looked up or gives logits.
-        """
-        weights = self._weights
-        if isinstance(weights, StoredWeights) and weights.stored_dtype in HELD_FILES:
-            held = HELD_KINDS.get(weights.block_kind(name) or "")
-            return held or ("int4" if weights.dtype_of(name) in INT4_KINDS else "int8")
-        if name in INT8_TABLES:
-            return "int8"
-        self.int4_names[name] = None
-        return "int4"
+        """As `held_as`; keeps the names of what is rounded to int4."""
+        held = held_as(self._weights, name)
+        if held == "int4" and not _is_held_file(self._weights):
+            self.int4_names[name] = None
+        return held
 
     def blocks(self, name: str, begin: int, end: int) -> npt.NDArray[np.uint8]:
         """Rows of a matrix that is held as one of `HELD_KINDS`, in the blocks of its file."""
         assert isinstance(self._weights, StoredWeights), name
         rows = np.array(self._weights.blocks(name, begin, end), np.uint8, order="C", copy=True)
         self._weights.release()
-        self.kinds.add(self.held_as(name))
+        self.kinds.add(held_as(self._weights, name))
         self._count(len(rows) * self._shapes[name][-1])
         return rows
 

@@ -7,6 +7,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 NOT_FINITE: int
+HELD_KINDS: list[str]
 
 def levels() -> list[str]: ...
 def families() -> list[str]: ...

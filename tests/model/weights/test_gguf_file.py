@@ -103,7 +103,7 @@ def test_codes_and_sizes_are_those_of_the_package() -> None:
 
 
 def test_place_of_the_scales_is_known_of_every_kind_that_is_held() -> None:
-    assert SCALES.keys() == HELD_KINDS.keys()
+    assert SCALES.keys() == set(HELD_KINDS)
 
 
 def test_types_that_are_not_supported_are_named(path: Path) -> None:

@@ -11,6 +11,7 @@
 #include <stdexcept>
 
 #include "levels.h"
+#include "precisions.h"
 #include "runtime.h"
 #include "training_bindings.h"
 
@@ -23,24 +24,6 @@ using FloatArray = nb::ndarray<const float, nb::numpy, nb::c_contig, nb::device:
 using ByteArray = nb::ndarray<const uint8_t, nb::numpy, nb::c_contig, nb::device::cpu>;
 using Mask = nb::ndarray<const uint32_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Pool = nb::ndarray<uint8_t, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-Precision precision_of(const std::string& name) {
-    if (name == "float32") return Precision::float32;
-    if (name == "bfloat16") return Precision::bfloat16;
-    if (name == "int8") return Precision::int8;
-    if (name == "int4") return Precision::int4;
-    throw std::invalid_argument("no precision '" + name + "'");
-}
-
-// What a matrix is held in in a runtime of int4.
-Precision held_precision_of(const std::string& name) {
-    if (name == "q4_k") return Precision::q4_k;
-    if (name == "q5_k") return Precision::q5_k;
-    if (name == "q6_k") return Precision::q6_k;
-    if (name == "iq4_xs") return Precision::iq4_xs;
-    if (name == "iq4_nl") return Precision::iq4_nl;
-    return precision_of(name);
-}
 
 Options options_of(const nb::dict& values, const nb::list& states) {
     Options options;
@@ -337,6 +320,7 @@ NB_MODULE(_native, m) {
     nanobind::set_leak_warnings(false);
     using namespace everstream;
     m.attr("NOT_FINITE") = NOT_FINITE;
+    m.attr("HELD_KINDS") = gguf_names();
     m.def("levels", &levels);
     m.def("families", &families);
     bind_training(m);

@@ -8,6 +8,7 @@
 namespace everstream {
 
 struct GgufBlock {
+    const char* name;
     int weights;     // of a block
     int high_words;  // of a group: the bits of codes beyond four
     int steps;       // of a block, each a byte with a sign
@@ -23,16 +24,19 @@ struct GgufBlock {
     }
 };
 
+constexpr Precision GGUF_TYPES[] = {
+    Precision::q4_k, Precision::q5_k, Precision::q6_k, Precision::iq4_xs, Precision::iq4_nl};
+
 // Of internal linkage, since each level has its own copy.
 static constexpr bool is_gguf(Precision p) { return p >= Precision::q4_k; }
 
 static constexpr GgufBlock gguf_block(Precision p) {
     switch (p) {
-        case Precision::q4_k: return {BLOCK, 0, 8, 8, 2, 144};
-        case Precision::q5_k: return {BLOCK, 1, 8, 8, 2, 176};
-        case Precision::q6_k: return {BLOCK, 2, 16, 0, 1, 210};
-        case Precision::iq4_xs: return {BLOCK, 0, 8, 0, 1, 136};
-        default: return {GROUP, 0, 0, 0, 1, 18};  // iq4_nl
+        case Precision::q4_k: return {"Q4_K", BLOCK, 0, 8, 8, 2, 144};
+        case Precision::q5_k: return {"Q5_K", BLOCK, 1, 8, 8, 2, 176};
+        case Precision::q6_k: return {"Q6_K", BLOCK, 2, 16, 0, 1, 210};
+        case Precision::iq4_xs: return {"IQ4_XS", BLOCK, 0, 8, 0, 1, 136};
+        default: return {"IQ4_NL", GROUP, 0, 0, 0, 1, 18};
     }
 }
 
