@@ -39,7 +39,7 @@ def bits(replay: Path, name: str, dtype: str, folder: Path) -> tuple[bytes, byte
     """Logits and state after a text: by the program, and by this processor's v4."""
     config, weights = small_model(name)
     tokens = random_tokens(config, 70)
-    record(folder / "model", config, weights, tokens)
+    record(folder / "model", config, weights, [tokens])
     runtime = small_runtime(name, dtype, 1, "v4")
     pool = runtime.empty_pool(1)
     runtime.run(pool, [0], [0], [tokens], [runtime.draw(temperature=0.0)])
