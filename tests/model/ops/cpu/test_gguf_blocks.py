@@ -239,7 +239,7 @@ def test_levels_with_a_fused_multiply_add_agree(name: str, kind: str, level: str
 
 
 def test_matrices_of_one_file_may_have_any_of_the_types() -> None:
-    """Each is held as its own; of those that are one here and differ there, all in int8."""
+    """Each is held as its own."""
     config, weights = FAMILIES["rwkv7"]()
     names = [name for name, weight in weights.items() if name.endswith("channel_mix.key.weight")]
     names += ["head.weight"]
@@ -256,3 +256,35 @@ def test_matrices_of_one_file_may_have_any_of_the_types() -> None:
     found, wanted = (feed(each, each.empty_pool(1), 0, tokens) for each in (runtime, exact))
     error = np.abs(found - wanted).max(-1) / np.abs(wanted).max(-1)
     assert 0 < np.median(error) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["lfm2", "qwen35"])
+def test_matrix_of_which_some_rows_are_of_another_type_is_int8(name: str) -> None:
+    """q, k and v of an attention layer are one here; in files of Q4_K_M v may have more bits."""
+    config, weights = FAMILIES[name]()
+    kinds = {key: "Q4_K" for key in weights if key.endswith(("mixer.q.weight", "mixer.k.weight"))}
+    kinds |= {key: "Q6_K" for key in weights if key.endswith("mixer.v.weight")}
+    stacked = tuple(kinds)
+    kinds |= {key: "Q6_K" for key in weights if key.endswith(("mlp.gate.weight", "mlp.up.weight"))}
+    assert len(stacked) >= 3
+    assert len(kinds) > len(stacked)
+    blocks = {
+        key: random_blocks(kind, *weights[key].shape, seed)
+        for seed, (key, kind) in enumerate(kinds.items())
+    }
+    stored = BlockWeights(weights, "Q4_K", blocks, kinds)
+    found = Runtime(config, stored, "int4")
+    assert found.held == "int4+q6_k"  # gate and up, which are one too, and of one type
+    others = {key: each for key, each in blocks.items() if key not in stacked}
+    wanted = Runtime(config, BlockWeights(stored.numbers, "Q4_K", others, kinds), "int4")
+    tokens = random_tokens(config, 40)
+    assert found.num_bytes == wanted.num_bytes
+    assert logits_and_state(found, tokens) == logits_and_state(wanted, tokens)
+    exact = Runtime(config, stored.numbers, "float32")
+    errors = [
+        np.abs(after - exactly).max() / np.abs(exactly).max()
+        for after, exactly in zip(
+            *(feed(each, each.empty_pool(1), 0, tokens) for each in (found, exact)), strict=True
+        )
+    ]
+    assert 0 < np.median(errors) <= TOLERANCE
