@@ -29,9 +29,12 @@ constexpr Precision GGUF_TYPES[] = {
 
 // Of internal linkage, since each level has its own copy.
 static constexpr bool is_gguf(Precision p) { return p >= Precision::q4_k; }
+// int4 lies as the blocks of Q4_0.
+static constexpr bool has_blocks(Precision p) { return p >= Precision::int4; }
 
 static constexpr GgufBlock gguf_block(Precision p) {
     switch (p) {
+        case Precision::int4: return {"Q4_0", GROUP, 0, 0, 0, 1, 18};
         case Precision::q4_k: return {"Q4_K", BLOCK, 0, 8, 8, 2, 144};
         case Precision::q5_k: return {"Q5_K", BLOCK, 1, 8, 8, 2, 176};
         case Precision::q6_k: return {"Q6_K", BLOCK, 2, 16, 0, 1, 210};

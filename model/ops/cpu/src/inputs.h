@@ -49,7 +49,7 @@ struct Input {
 };
 
 inline bool needs_preparation(Precision p) {
-    return p == Precision::int8 || p == Precision::int4 || is_gguf(p) ||
+    return p == Precision::int8 || has_blocks(p) ||
            (EVERSTREAM_DOT && p == Precision::bfloat16);
 }
 

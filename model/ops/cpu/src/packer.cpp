@@ -41,8 +41,7 @@ float row_scale(const float* row, int64_t n) {
 
 size_t panel_bytes(const Matrix& w) {
     const size_t count = size_t(w.k_padded) * size_t(w.panel);
-    if (w.precision == Precision::int4) return count / GROUP * (GROUP / 2 + 2);
-    if (is_gguf(w.precision)) {
+    if (has_blocks(w.precision)) {
         const GgufBlock block = gguf_block(w.precision);
         return count / size_t(block.weights) * size_t(block.num_bytes());
     }
@@ -317,9 +316,7 @@ Matrix Packer::pack(
     w.precision = held(keys, wanted);
     w.panel = kernels_.panel, w.part = kernels_.part;
     const GgufBlock block = gguf_block(w.precision);
-    const int multiple = w.precision == Precision::int4 ? GROUP
-                         : is_gguf(w.precision)         ? block.weights
-                                                        : 4;
+    const int multiple = has_blocks(w.precision) ? block.weights : 4;
     w.k = int(sizes(keys.at(0)).second), w.k_padded = (w.k + multiple - 1) / multiple * multiple;
     int64_t num = 0;
     bool has_bias = false;

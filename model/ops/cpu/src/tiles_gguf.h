@@ -1,4 +1,4 @@
-// Products with blocks of GGUF's types; see gguf_blocks.h. Compiled in tiles_kernels.cpp.
+// Tiles of GGUF's types; see gguf_blocks.h. Compiled in tiles_gguf_kernels.cpp.
 //
 // A block's sums are exact: of the groups' products times their steps, and of the inputs times their
 // bounds. One number of float32 or two are added to an output for each block.
@@ -10,18 +10,11 @@
 namespace everstream {
 namespace EVERSTREAM_LEVEL {
 
-// How far ahead a row alone asks for weights, in bytes. Blocks of 256 take longer to unpack than one of
-// GROUP, so that what is near is asked for too late.
-constexpr ptrdiff_t near_of(Precision p) {
-    const bool is_far = p == Precision::q5_k || p == Precision::q6_k || p == Precision::iq4_xs;
-    return is_far ? 8 * NEAR : NEAR;
-}
-
 // The outputs of `panel` from vector `j` on, `vectors` of them, for `rows` rows from `row` on, as
 // in matmul.h; rows are at most TALL_ROWS, and at most FLAT_ROWS where vectors are not TALL_NV.
-template <class Look>
+template <class Prefetch>
 void tile_gguf(
-    const Matrix& w, const Input& x, int row, int rows, int panel, int j, int vectors, Look ahead,
+    const Matrix& w, const Input& x, int row, int rows, int panel, int j, int vectors, Prefetch ahead,
     float* tmp);
 extern template void tile_gguf(
     const Matrix&, const Input&, int, int, int, int, int, Ahead<NoPieces>, float*);

@@ -1,5 +1,6 @@
 // Compiled once per level; see kernels.cpp.
 #include <array>
+#include <type_traits>
 #include <utility>
 
 #include "tiles_gguf.h"
@@ -30,7 +31,8 @@ constexpr bool has_table(Precision p) {
 }
 // What a weight is less than its code here.
 constexpr int offset_of(Precision p) {
-    return has_table(p) ? TABLE_OFFSET : p == Precision::q6_k ? 32 : 0;
+    if (has_table(p)) return TABLE_OFFSET;
+    return p == Precision::q6_k ? 32 : 0;
 }
 
 // Four weights along k of each output, as they are multiplied.
@@ -79,16 +81,16 @@ EVERSTREAM_INLINE void add_quads(
 
 // total += the sums of the groups' inputs, at x_sums for each row, times their bounds, at w.
 template <int MR, int N>
-EVERSTREAM_INLINE void add_bounds_at(
+EVERSTREAM_INLINE void add_bounds(
     const int16_t* x_sums, size_t stride, const uint8_t* w, size_t parts, I (&total)[MR][N]) {
     for (int word = 0; word < BLOCK_GROUPS / 4; word++, x_sums += 4)
         for (int j = 0; j < N; j++) {
             const I bounds = I::load(vector_at(w + word * PART * 4, parts, j));
             const I even = bounds.even_bytes(), odd = bounds.odd_bytes();
             for (int r = 0; r < MR; r++) {
-                const char* sums = (const char*)x_sums + r * stride;
+                const int16_t* sums = row_at(x_sums, r, stride);
                 total[r][j] = dot_pairs(total[r][j], even, I::spread(sums));
-                total[r][j] = dot_pairs(total[r][j], odd, I::spread(sums + 4));
+                total[r][j] = dot_pairs(total[r][j], odd, I::spread(sums + 2));
             }
         }
 }
@@ -98,20 +100,31 @@ inline const uint8_t* lanes_at(const uint8_t* w, size_t parts, int j, int bytes)
     return w + size_t(j / TALL_NV) * parts + j % TALL_NV * F::W * bytes;
 }
 
-// block = the sums of a block's groups, times their steps; x and w are the block's.
-template <Precision P, int MR, int N, class Look>
+// The inputs of a block in the first row of a tile, and their sums; see `Input`.
+struct BlockInputs {
+    const uint8_t* quads;
+    const int32_t* sums;
+    const int16_t *short_sums, *half_sums;
+
+    void advance(int weights) {
+        quads += weights / 4 * QUAD_BYTES;
+        sums += weights / GROUP, short_sums += weights / GROUP, half_sums += 2 * weights / GROUP;
+    }
+};
+
+// block = the sums of a block's groups, times their steps; w is the block's.
+template <Precision P, int MR, int N, class Prefetch>
 EVERSTREAM_INLINE void sum_groups(
-    const Input& in, int row, int b, const uint8_t* w, size_t parts, Look& ahead, I (&block)[MR][N]) {
+    const BlockInputs& in, size_t stride, const uint8_t* w, size_t parts, Prefetch& ahead,
+    I (&block)[MR][N]) {
     constexpr GgufBlock format = gguf_block(P);
     constexpr int SPLIT = format.steps > format.groups() ? 2 : 1, QUADS = GROUP / 4 / SPLIT;
     constexpr int OFFSET = offset_of(P), WORDS_BYTES = format.group_bytes() * PART;
-    const size_t stride = integer_bytes(in.stride);
-    const uint8_t* x = in.quads(row) + size_t(b) * format.weights / 4 * QUAD_BYTES;
-    const uint8_t* steps = w + format.groups() * WORDS_BYTES;
+    const uint8_t *x = in.quads, *steps = w + format.groups() * WORDS_BYTES;
     // The sum of the inputs of part s of group g, for row r.
-    const auto x_sum = [&](int r, int g, int s) {
-        const int at = b * format.groups() + g;
-        return SPLIT == 1 ? in.sums(row + r)[1 + at] : in.half_sums(row + r)[2 * at + s];
+    const auto x_sum = [&](int r, int g, int s) -> int32_t {
+        if (SPLIT == 1) return *row_at(in.sums + g, r, stride);
+        return *row_at(in.half_sums + 2 * g + s, r, stride);
     };
     const auto add = [&](int g, int s, const Sums4 (&total)[MR][N]) {
         for (int j = 0; j < N; j++) {
@@ -128,11 +141,17 @@ EVERSTREAM_INLINE void sum_groups(
                 for (int j = 0; j < N; j++)
                     total[r][j] = sums_from(OFFSET ? -OFFSET * x_sum(r, g, s) : 0);
         };
-        // Once and first: GCC 12 moves products behind a later branch, and stores what they need.
-        ahead.template prefetch_bytes<N>(w, parts, WORDS_BYTES);
-        start(0);
-        add_quads<P, 0, QUADS>(x, stride, w, parts, total);
-        add(g, 0, total);
+        if constexpr (P == Precision::q4_k) {  // codes are what is multiplied: less to unpack
+            start(0);
+            add_group<MR, N>(x, stride, w, parts, ahead, total);
+            add(g, 0, total);
+        } else {
+            // Once and first: GCC 12 moves products behind a later branch, and stores what they need.
+            ahead.template prefetch_bytes<N>(w, parts, WORDS_BYTES);
+            start(0);
+            add_quads<P, 0, QUADS>(x, stride, w, parts, total);
+            add(g, 0, total);
+        }
         if constexpr (SPLIT == 2) {
             start(1);
             add_quads<P, QUADS, 2 * QUADS>(x, stride, w, parts, total);
@@ -141,9 +160,9 @@ EVERSTREAM_INLINE void sum_groups(
     }
 }
 
-template <Precision P, int MR, int N, class Look>
+template <Precision P, int MR, int N, class Prefetch>
 void tile_of(
-    const Input& x, int row, const uint8_t* w, size_t parts, int blocks, Look ahead, float* tmp) {
+    const Input& x, int row, const uint8_t* w, size_t parts, int blocks, Prefetch ahead, float* tmp) {
     constexpr GgufBlock format = gguf_block(P);
     constexpr int STEPS = format.groups() * format.group_bytes() * PART;
     constexpr int BOUNDS = STEPS + format.steps * PART, HALVES = BOUNDS + format.bounds * PART;
@@ -152,14 +171,18 @@ void tile_of(
     F acc[MR][N];
     for (int r = 0; r < MR; r++)
         for (int j = 0; j < N; j++) acc[r][j] = F::set(0.0f);
-    for (int b = 0; b < blocks; b++, w += BYTES) {
+    BlockInputs in{x.quads(row), x.sums(row) + 1, x.short_sums(row), x.half_sums(row)};
+    for (int b = 0; b < blocks; b++, w += BYTES, in.advance(format.weights)) {
         I block[MR][N], bounds[MR][N];
         for (int r = 0; r < MR; r++)
             for (int j = 0; j < N; j++) block[r][j] = bounds[r][j] = I::zero();
-        ahead.template prefetch_bytes<N>(w + STEPS, parts, BYTES - STEPS);
-        sum_groups<P>(x, row, b, w, parts, ahead, block);
+        if constexpr (P != Precision::q4_k)
+            ahead.template prefetch_bytes<N>(w + STEPS, parts, BYTES - STEPS);
+        sum_groups<P>(in, stride, w, parts, ahead, block);
+        if constexpr (P == Precision::q4_k)
+            ahead.template prefetch_bytes<N>(w + STEPS, parts, BYTES - STEPS);
         if constexpr (format.bounds > 0)
-            add_bounds_at(x.short_sums(row) + b * BLOCK_GROUPS, stride, w + BOUNDS, parts, bounds);
+            add_bounds(in.short_sums, stride, w + BOUNDS, parts, bounds);
         for (int j = 0; j < N; j++) {
             const auto* at = (const uint16_t*)lanes_at(w + HALVES, parts, j, 2);
             const F step = F::half(at);
@@ -178,41 +201,48 @@ void tile_of(
 
 // Tiles that fit the registers: few rows of a panel, or up to FLAT_ROWS of a part.
 constexpr int WIDE_ROWS = NV > TALL_NV ? 2 : 0;
-template <class Look>
-using TileOf = void (*)(const Input&, int, const uint8_t*, size_t, int, Look, float*);
+template <class Prefetch>
+using TileOf = void (*)(const Input&, int, const uint8_t*, size_t, int, Prefetch, float*);
 
-template <Precision P, int N, class Look, size_t... MR>
+template <Precision P, int FIRST, int N, class Prefetch, size_t... MR>
 constexpr auto tiles_of(std::index_sequence<MR...>) {
-    return std::array<TileOf<Look>, sizeof...(MR)>{tile_of<P, int(MR) + 1, N, Look>...};
+    return std::array<TileOf<Prefetch>, sizeof...(MR)>{tile_of<P, FIRST + int(MR), N, Prefetch>...};
 }
 
-template <Precision P, class Look>
+template <Precision P, class Prefetch>
 void run(
-    const Matrix& w, const Input& x, int row, int rows, size_t part, int vectors, Look ahead,
+    const Matrix& w, const Input& x, int row, int rows, size_t part, int vectors, Prefetch ahead,
     float* tmp) {
-    static constexpr auto narrow = tiles_of<P, TALL_NV, Look>(std::make_index_sequence<FLAT_ROWS>());
-    static constexpr auto wide = tiles_of<P, NV, Look>(std::make_index_sequence<WIDE_ROWS>());
+    constexpr bool updated = std::is_same_v<Prefetch, Ahead<WithPieces>>;
+    constexpr int FIRST = !updated ? 1 : FIRST_UPDATED > FLAT_ROWS ? FIRST_UPDATED / 2 : FIRST_UPDATED;
+    static constexpr auto narrow =
+        tiles_of<P, FIRST, TALL_NV, Prefetch>(std::make_index_sequence<FLAT_ROWS + 1 - FIRST>());
     const int blocks = w.k_padded / gguf_block(P).weights;
     const size_t parts = size_t(blocks) * size_t(gguf_block(P).num_bytes()) * PART;
     const uint8_t* weights = (const uint8_t*)w.data + part * parts;
-    if (vectors > TALL_NV && rows <= WIDE_ROWS)
-        return wide.data()[rows - 1](x, row, weights, parts, blocks, ahead, tmp);
+    if constexpr (!updated) {
+        static constexpr auto wide =
+            tiles_of<P, 1, NV, Prefetch>(std::make_index_sequence<WIDE_ROWS>());
+        if (vectors > TALL_NV && rows <= WIDE_ROWS)
+            return wide.data()[rows - 1](x, row, weights, parts, blocks, ahead, tmp);
+    }
     for (int j = 0; j < vectors; j += TALL_NV, weights += parts)
         for (int half = 0, num = rows > FLAT_ROWS ? 2 : 1; half < num; half++) {
             const int begin = rows * half / num, end = rows * (half + 1) / num;
-            narrow.data()[end - begin - 1](
+            narrow.data()[end - begin - FIRST](
                 x, row + begin, weights, parts, blocks, ahead, tmp + begin * PANEL + j * F::W);
         }
 }
 
 }  // namespace
 
-template <class Look>
+template <class Prefetch>
 void tile_gguf(
-    const Matrix& w, const Input& x, int row, int rows, int panel, int j, int vectors, Look ahead,
+    const Matrix& w, const Input& x, int row, int rows, int panel, int j, int vectors, Prefetch ahead,
     float* tmp) {
     const size_t part = size_t(panel * NV + j) / TALL_NV;
     switch (w.precision) {
+        case Precision::q4_k: return run<Precision::q4_k>(w, x, row, rows, part, vectors, ahead, tmp);
         case Precision::q5_k: return run<Precision::q5_k>(w, x, row, rows, part, vectors, ahead, tmp);
         case Precision::q6_k: return run<Precision::q6_k>(w, x, row, rows, part, vectors, ahead, tmp);
         case Precision::iq4_xs:

@@ -23,14 +23,14 @@ struct Updates {
         return {part(task, num_tasks), part(task + 1, num_tasks), bytes, state, update};
     }
     using Along = WithPieces;
-    // Before a tile that asks `looks` times.
-    WithPieces before_tile(int tile, int num_tiles, int looks) {
+    // Before a tile that prefetches so many times.
+    WithPieces before_tile(int tile, int num_tiles, int prefetches) {
         first = part(tile, num_tiles), last = part(tile + 1, num_tiles);
         pieces.num = last - first < Pieces::MAX ? last - first : Pieces::MAX;
         pieces.piece = pieces.offset = 0;
         pieces.bytes = int(bytes);
         for (int i = 0; i < pieces.num; i++) pieces.at[i] = state(first + i);
-        pieces.lines = pieces.num * (pieces.bytes / 64 + 1) / (looks > 0 ? looks : 1) + 1;
+        pieces.lines = pieces.num * (pieces.bytes / 64 + 1) / (prefetches > 0 ? prefetches : 1) + 1;
         return {&pieces};
     }
     void after_tile() {
