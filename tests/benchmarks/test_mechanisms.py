@@ -138,6 +138,8 @@ def test_tables_and_plot_of_two_runs(tmp_path: Path) -> None:
 
 def test_runs_of_different_recipes_are_not_compared() -> None:
     runs = fake_runs()
+    runs["parts-small-elu-1"]["recipe"]["device"] = "cuda"
+    assert competitors(named(runs))
     runs["parts-small-elu-1"]["recipe"]["num_steps"] = 7
     with pytest.raises(ValueError, match="differ in num_steps"):
         competitors(named(runs))
