@@ -441,25 +441,6 @@ inline void gated_token(const Head& x, const Token& t, float* o) {
     update_read<Single>(S, K, m.value, x.s.q, x.s.k, x.s.v, x.s.a, o);
 }
 
-inline void delta_token(const Head& x, const Token& t, float* o) {
-    const BlockModel& m = x.m;
-    const int K = m.key, V = m.value;
-    load_heads(x, t, 1.0f);
-    scale(x.s.q, inverse_length(x.s.q, K) * root(K), K);
-    scale(x.s.k, inverse_length(x.s.k, K), K);
-    const float beta = m.max_beta / (1.0f + std::exp(-t.extra[x.h]));
-    float decay = 0.0f;
-    if (x.l.decay_rate) {
-        const double a = double(t.extra[m.num_heads + x.h]) + x.l.decay_bias[x.h];
-        decay = softplus_decay(a, x.l.decay_rate[x.h]);
-    }
-    float* S = x.at<float>(x.l.state.S, size_t(K) * V);
-    read<Single>(S, K, V, x.s.k, decay, x.s.a);
-    const F b = F::set(beta);
-    map(x.s.v, x.s.v, x.s.a, V, [b](F v, F old) { return b * (v - old); });
-    update_read<Single>(S, K, V, x.s.q, x.s.k, x.s.v, nullptr, o);
-}
-
 inline void mix(const Head& x, const Token& t, float* o) {
     switch (x.m.mechanism) {
         case Mechanism::elu:
@@ -478,7 +459,7 @@ inline void mix(const Head& x, const Token& t, float* o) {
         case Mechanism::retnet: return retnet_token(x, t, o);
         case Mechanism::dijiang: return dijiang_token(x, t, o);
         case Mechanism::gated: return gated_token(x, t, o);
-        case Mechanism::delta: return delta_token(x, t, o);
+        case Mechanism::delta: break;  // see delta_tokens
     }
 }
 
@@ -497,6 +478,51 @@ inline void head_output(const Head& x, const Token& t, float* o) {
 inline void attend(const Head& x, const Token& t, float* o) {
     mix(x, t, o);
     head_output(x, t, o);
+}
+
+// The delta rule (model/attention/delta.py).
+
+struct DeltaRates {
+    float beta, decay;
+};
+
+// A token's q, k and v into the head's buffers, and how much it writes and keeps.
+inline DeltaRates load_delta(const Head& x, const Token& t) {
+    const BlockModel& m = x.m;
+    const int K = m.key;
+    load_heads(x, t, 1.0f);
+    scale(x.s.q, inverse_length(x.s.q, K) * root(K), K);
+    scale(x.s.k, inverse_length(x.s.k, K), K);
+    const float beta = m.max_beta / (1.0f + std::exp(-t.extra[x.h]));
+    if (!x.l.decay_rate) return {beta, 0.0f};
+    const double a = double(t.extra[m.num_heads + x.h]) + x.l.decay_bias[x.h];
+    return {beta, softplus_decay(a, x.l.decay_rate[x.h])};
+}
+
+// `num` tokens, at least one, `token(i)` each with its output `out(i)`. One pass writes S for a token
+// and reads it for the next one.
+template <class TokenOf, class Out>
+inline void attend_delta(const Head& x, int num, TokenOf token, Out out) {
+    const int K = x.m.key, V = x.m.value;
+    float *S = x.at<float>(x.l.state.S, size_t(K) * V), *old = (float*)x.s.d;
+    HeadScratch here = x.s, there = x.s;
+    there.q = x.s.a, there.k = x.s.b, there.v = x.s.c;
+    DeltaRates rates = load_delta({x.m, x.l, x.state, x.h, here}, token(0));
+    read<Single>(S, K, V, here.k, rates.decay, old);
+    for (int i = 0; i < num; i++) {
+        const F beta = F::set(rates.beta);
+        map(here.v, here.v, old, V, [beta](F v, F u) { return beta * (v - u); });
+        if (i + 1 < num) {
+            rates = load_delta({x.m, x.l, x.state, x.h, there}, token(i + 1));
+            const NextRead next{there.k, rates.decay};
+            update_read_next(S, K, V, here.q, here.k, here.v, next, out(i), old);
+        } else {
+            update_read<Single>(S, K, V, here.q, here.k, here.v, nullptr, out(i));
+        }
+        head_output(x, token(i), out(i));
+        const HeadScratch done = here;
+        here = there, there = done;
+    }
 }
 
 }  // namespace EVERSTREAM_LEVEL

@@ -55,12 +55,18 @@ private:
         const Layer& l = m.layers[part.layer];
         const int sequence = part.sequences.first + task / m.num_heads, h = task % m.num_heads;
         const Head x{m, l, b.states[sequence], h, head};
-        for (int row = b.first_row[sequence]; row < b.first_row[sequence + 1]; row++) {
-            const Token token{
+        const int first = b.first_row[sequence], num = b.first_row[sequence + 1] - first;
+        const auto token = [this, first](int i) {
+            const int row = first + i;
+            return Token{
                 buffer(B::in, row), buffer(B::extra, row), buffer(B::cos, row),
                 buffer(B::sin, row), b.positions[row]};
-            attend(x, token, buffer(B::attended, row) + h * m.value);
-        }
+        };
+        const auto out = [this, first, h](int i) {
+            return buffer(B::attended, first + i) + h * m.value;
+        };
+        if (m.mechanism == Mechanism::delta) return attend_delta(x, num, token, out);
+        for (int i = 0; i < num; i++) attend(x, token(i), out(i));
     }
 
     template <class Updates>

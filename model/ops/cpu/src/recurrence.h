@@ -126,6 +126,72 @@ inline void read(typename E::T* S, int F_, int V_, const float* q, float decay, 
     }
 }
 
+// How the next token reads S: its k [F], and the decay before it.
+struct NextRead {
+    const float* k;
+    float decay;
+};
+
+template <int N, bool DECAY>
+inline void update_read_next_block(
+    float* S, int F_, int V_, const float* q, const float* k, const float* v, const NextRead& next,
+    float* num, float* next_num) {
+    const F decay = F::set(next.decay);
+    F value[N], acc[N], next_acc[N];
+    for (int j = 0; j < N; j++) {
+        value[j] = F::load(v + j * F::W);
+        acc[j] = next_acc[j] = F::set(0.0f);
+    }
+    for (int f = 0; f < F_; f++, S += V_) {
+        const F kf = F::set(k[f]), qf = F::set(q[f]), nf = F::set(next.k[f]);
+        for (int j = 0; j < N; j++) {
+            F s = fma(kf, value[j], F::load(S + j * F::W));
+            acc[j] = fma(qf, s, acc[j]);
+            if (DECAY) s = fma(s, decay, s);
+            s.store(S + j * F::W);
+            next_acc[j] = fma(nf, s, next_acc[j]);
+        }
+    }
+    for (int j = 0; j < N; j++) {
+        acc[j].store(num + j * F::W);
+        next_acc[j].store(next_num + j * F::W);
+    }
+}
+
+template <bool DECAY>
+inline void update_read_next_all(
+    float* S, int F_, int V_, const float* q, const float* k, const float* v, const NextRead& next,
+    float* num, float* next_num) {
+    constexpr int N = EVERSTREAM_REGISTERS == 32 ? 4 : 2;
+    int i = 0;
+    for (; i + N * F::W <= V_; i += N * F::W)
+        update_read_next_block<N, DECAY>(S + i, F_, V_, q, k, v + i, next, num + i, next_num + i);
+    for (; i + F::W <= V_; i += F::W)
+        update_read_next_block<1, DECAY>(S + i, F_, V_, q, k, v + i, next, num + i, next_num + i);
+    for (; i < V_; i++) {
+        float acc = 0.0f, next_acc = 0.0f;
+        for (int f = 0; f < F_; f++) {
+            float s = fma1(k[f], v[i], S[size_t(f) * V_ + i]);
+            acc = fma1(q[f], s, acc);
+            if (DECAY) s = fma1(s, next.decay, s);
+            S[size_t(f) * V_ + i] = s;
+            next_acc = fma1(next.k[f], s, next_acc);
+        }
+        num[i] = acc;
+        next_num[i] = next_acc;
+    }
+}
+
+// `update_read` without a decay and then `read` for the next token, in one pass over S.
+inline void update_read_next(
+    float* S, int F_, int V_, const float* q, const float* k, const float* v, const NextRead& next,
+    float* num, float* next_num) {
+    if (next.decay != 0.0f)
+        update_read_next_all<true>(S, F_, V_, q, k, v, next, num, next_num);
+    else
+        update_read_next_all<false>(S, F_, V_, q, k, v, next, num, next_num);
+}
+
 // z_f += z_f decay_f + k_f; the new z as float in `out`.
 inline void update_normalizer(
     double* z, const float* k, const double* decay, int n, float* out) {

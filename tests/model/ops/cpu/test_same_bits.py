@@ -17,8 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.native.runtime import DTYPES, Runtime, levels
-from tests.model.ops.cpu.models import FUSED, SERVED, random_tokens, small_model, small_runtime
+from tests.model.ops.cpu.models import (
+    FUSED,
+    SERVED,
+    Shape,
+    make_model,
+    random_tokens,
+    small_model,
+    small_runtime,
+)
 from tests.model.representatives import chosen
+from tests.weights import weights_of
 
 #: Every dtype where products differ; attention is float32 in all of them.
 CASES = [(name, "float32") for name in SERVED] + [
@@ -109,6 +118,22 @@ def test_token_by_token_is_the_same(name: str, dtype: str) -> None:
     texts = sequences(name, (64,))
     found = together(small_runtime(name, dtype), texts, random.Random(0), 1)
     assert found == [alone(name, dtype, text) for text in texts]
+
+
+@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("decay", [True, False])
+def test_prompt_of_wide_heads_is_that_of_single_tokens(decay: bool, level: str) -> None:
+    """Heads of 72: some vectors at a time, single vectors and single numbers at every level."""
+    shape = Shape({"hidden_size": 48, "head_dim": 72}, {"decay": decay})
+    config = shape.config("delta")
+    runtime = Runtime(config, weights_of(make_model(config)), "float32", 1, level)
+    tokens, results = random_tokens(config, 19), []
+    for size in (19, 1, 4):
+        pool, draw = runtime.empty_pool(1), runtime.draw(temperature=0.0)
+        for begin in range(0, len(tokens), size):
+            runtime.run(pool, [0], [begin], [tokens[begin : begin + size]], [draw])
+        results.append(Result(runtime.logits()[0].tobytes(), pool[0].tobytes()))
+    assert results[1:] == results[:1] * 2
 
 
 @pytest.mark.parametrize("threads", [1, 2])
