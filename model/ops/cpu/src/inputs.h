@@ -95,13 +95,71 @@ inline HalfSums quantize_group(const float* f, F by, uint8_t* q) {
     return {int32_t(sums[0] - MAGIC_SUM), int32_t(sums[1] - MAGIC_SUM)};
 }
 
-inline void quantize_row(const Input& x, int row, const float* f, int k) {
-    const float size = largest_size(f, k);
+#if EVERSTREAM_DOT
+// Rounds k numbers to `q`, which is filled up with zeros to whole groups, and returns their sum.
+inline int32_t quantize_numbers(const float* f, int k, F by, uint8_t* q) {
+    constexpr uint32_t MAGIC = 0x4b400000u;
+    const int end = padded(k, GROUP);
+    __m512i sum = _mm512_setzero_si512();
+    for (int i = 0; i < end; i += F::W) {
+        float last[F::W] = {};
+        if (i + F::W > k && i < k) std::memcpy(last, f + i, size_t(k - i) * 4);
+        const __m512i a = _mm512_castps_si512(rounded(F::load(i + F::W > k ? last : f + i), by).v);
+        _mm_storeu_si128((__m128i*)(q + i), _mm512_cvtepi32_epi8(a));
+        sum = _mm512_add_epi32(sum, a);
+    }
+    return int32_t(uint32_t(_mm512_reduce_add_epi32(sum)) - uint32_t(end) * MAGIC);
+}
+#endif
+
+// The largest size of k numbers, and whether all are finite.
+struct RowSize {
+    float size, finite;  // `finite` is 0, or NaN
+};
+inline RowSize size_of_row(const float* f, int k) {
+    constexpr int J = 4;
+    const F zero = F::set(0.0f);
+    F best[J], rest[J];
+    for (int j = 0; j < J; j++) best[j] = rest[j] = zero;
+    const auto look = [&](const float* p, int j) {
+        const F x = F::load(p);
+        best[j] = max(max(x, zero - x), best[j]);
+        rest[j] = fma(x, zero, rest[j]);
+    };
+    int i = 0;
+    for (; i + J * F::W <= k; i += J * F::W)
+        for (int j = 0; j < J; j++) look(f + i + j * F::W, j);
+    for (; i < k; i += F::W) {
+        float last[F::W] = {};
+        std::memcpy(last, f + i, size_t(k - i < F::W ? k - i : F::W) * 4);
+        look(last, 0);
+    }
+    for (int j = 1; j < J; j++) best[0] = max(best[j], best[0]), rest[0] = rest[0] + rest[j];
+    float sizes[F::W], zeros[F::W];
+    best[0].store(sizes);
+    rest[0].store(zeros);
+    RowSize found = {0.0f, 0.0f};
+    for (int i = 0; i < F::W; i++) {
+        found.size = sizes[i] > found.size ? sizes[i] : found.size;
+        found.finite += zeros[i];
+    }
+    return found;
+}
+
+// With the sums of groups, unless `groups` says that no weights need them.
+inline void quantize_row(const Input& x, int row, const float* f, int k, [[maybe_unused]] bool groups) {
+    const RowSize found = size_of_row(f, k);
+    const float size = found.size;
     // A row that is not finite must not look finite afterwards.
-    const float finite = sum_of(f, k, [](F a, F s) { return fma(a, F::set(0.0f), s); });
-    x.scale[row] = size / 127.0f + finite;
+    x.scale[row] = size / 127.0f + found.finite;
     const F inverse = F::set(size > 0.0f ? 127.0f / size : 0.0f);
     uint8_t* q = x.quads(row);
+#if EVERSTREAM_DOT
+    if (!groups) {
+        *x.sums(row) = quantize_numbers(f, k, inverse, q);
+        return;
+    }
+#endif
     int32_t *sums = x.sums(row), total = 0;
     int16_t *short_sums = x.short_sums(row), *half_sums = x.half_sums(row);
     for (int i = 0; i < k; i += GROUP, q += GROUP / 4 * QUAD_BYTES) {
@@ -119,10 +177,12 @@ inline void quantize_row(const Input& x, int row, const float* f, int k) {
 inline void prepare_row(Precision p, const Input& x, int row, const float* f, int k) {
     if (p == Precision::bfloat16) {
         uint16_t* h = x.half + size_t(row) * x.stride;
-        for (int i = 0; i < k; i++) h[i] = to_bf16(f[i]);
+        int i = 0;
+        for (; i + F::W <= k; i += F::W) F::load(f + i).store_bf16(h + i);
+        for (; i < k; i++) h[i] = to_bf16(f[i]);
         if (k % 2) h[k] = 0;
     } else {
-        quantize_row(x, row, f, k);
+        quantize_row(x, row, f, k, p != Precision::int8);
     }
 }
 inline void prepare_row(Precision p, const Input& x, int row, int k) {

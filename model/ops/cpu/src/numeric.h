@@ -199,20 +199,6 @@ inline float largest(const float* a, int n) {
     return result;
 }
 
-inline float largest_size(const float* a, int n) {
-    F best = F::set(0.0f);
-    float t[F::W], result = 0.0f;
-    int i = 0;
-    for (; i + F::W <= n; i += F::W) {
-        const F x = F::load(a + i);
-        best = max(max(x, F::set(0.0f) - x), best);
-    }
-    best.store(t);
-    for (float x : t) result = x > result ? x : result;
-    for (; i < n; i++) result = std::fabs(a[i]) > result ? std::fabs(a[i]) : result;
-    return result;
-}
-
 inline void scale(float* x, float by, int n) {
     const F s = F::set(by);
     map(x, x, n, [s](F a) { return a * s; });

@@ -30,9 +30,7 @@ private:
     void channel_mix(const Part& part, UpdatesOf updates_of) {
         const ChannelMix& l = m.channel_mixes[part.layer];
         const Input in = shared_input(b.buffers[B::shifted], s.x);
-        w.each(part.rows.num, [&](int i) {
-            const int row = part.rows.first + i;
-            const float* last = norm_pair(l.norm, l.shift, row);
+        norm_rows(l.norm, l.shift, part.rows, [&](int row, const float* last) {
             shift(in, 0, row, last, l.shift_mix);
         });
         products(

@@ -49,14 +49,27 @@ protected:
         return sequence;
     }
 
-    // The normed row, into `b.normed`, and the one before it, which may be in the state.
-    const float* norm_pair(const Norm& norm, size_t state, int row) {
-        const float* x = b.x + size_t(row) * s.x;
-        normalize(m, norm, x, b.normed + size_t(row) * s.x);
-        const int sequence = sequence_of(row);
-        if (row == b.first_row[sequence]) return (const float*)(b.states[sequence] + state);
-        normalize(m, norm, x - s.x, before);
-        return before;
+    // `then(row, last)` for each row of a part, which is then normed in `b.normed`, and the one before
+    // it, which may be in the state. A task has some rows, so that most of them are normed once.
+    template <class Then>
+    void norm_rows(const Norm& norm, size_t state, Span rows, Then then) {
+        const int fair = rows.num / (4 * w.count()), size = fair < 1 ? 1 : fair < 8 ? fair : 8;
+        w.each((rows.num + size - 1) / size, [&](int task) {
+            const int begin = rows.first + task * size;
+            const int end = begin + size < rows.end() ? begin + size : rows.end();
+            for (int row = begin; row < end; row++) {
+                const float* x = b.x + size_t(row) * s.x;
+                float* h = b.normed + size_t(row) * s.x;
+                normalize(m, norm, x, h);
+                const int sequence = sequence_of(row);
+                const float* last = row > begin ? h - s.x : before;
+                if (row == b.first_row[sequence])
+                    last = (const float*)(b.states[sequence] + state);
+                else if (row == begin)
+                    normalize(m, norm, x - s.x, before);
+                then(row, last);
+            }
+        });
     }
 
     // Input `input` of the products: the row, shifted by `mix`. What is prepared from it needs no
@@ -157,9 +170,7 @@ private:
         const TimeMix& l = m.time_mixes[part.layer];
         const Input in = shared_input(b.buffers[B::shifted], s.x);
         const int num = b.num_rows, D = m.hidden;
-        w.each(part.rows.num, [&](int i) {
-            const int row = part.rows.first + i;
-            const float* last = norm_pair(l.norm, l.shift, row);
+        norm_rows(l.norm, l.shift, part.rows, [&](int row, const float* last) {
             for (int c = 0; c < m.num_shifted; c++)
                 shift(in, c, row, last, l.shift_mix + size_t(c) * D);
             pad_low(row);
