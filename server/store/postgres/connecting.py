@@ -15,6 +15,8 @@ from server.store.errors import StoreFailed
 
 #: Nothing that a store asks takes so long, unless the database hangs.
 TIMEOUT_S = 2.5
+#: A process that is stopped while it waits, or that gets no processor, loses so much of it.
+SLICE_S = 0.25
 CONNECT_TIMEOUT_S = 2
 
 
@@ -31,18 +33,26 @@ class _Timed(psycopg.Connection[tuple[Any, ...]]):
     def wait(
         self, gen: Generator[Any, Any, Any], interval: float = 0.0, timeout: float | None = None
     ) -> Any:
-        """Runs ``gen`` to its end. Raises `psycopg.OperationalError` after the time."""
-        until_s = time.monotonic() + (TIMEOUT_S if timeout is None else timeout)
+        """Runs ``gen`` to its end. Raises `psycopg.OperationalError` after the time.
+
+        Only time within waits counts, of each wait a slice at most: the database may have
+        answered, or have been asked nothing yet, while this process was stopped.
+        """
+        left_s = TIMEOUT_S if timeout is None else timeout
         poll, fd = select.poll(), self.pgconn.socket
         try:
             wanted = next(gen)
             while True:
                 reads = select.POLLIN if wanted & Wait.R else 0
                 poll.register(fd, reads | (select.POLLOUT if wanted & Wait.W else 0))
-                found = poll.poll(max(0.0, until_s - time.monotonic()) * 1000)
-                if not found:
-                    self.pgconn.finish()  # whatever it still answers is of no use
-                    raise Hung("the database does not answer")
+                found: list[tuple[int, int]] = []
+                while not found:
+                    if left_s <= 0:
+                        self.pgconn.finish()  # whatever it still answers is of no use
+                        raise Hung("the database does not answer")
+                    began_s = time.monotonic()
+                    found = poll.poll(min(left_s, SLICE_S) * 1000)
+                    left_s -= min(time.monotonic() - began_s, SLICE_S)
                 events = found[0][1]  # an error is for the next read to find
                 ready = Ready.R if events & ~select.POLLOUT else Ready.NONE
                 wanted = gen.send(Ready(ready | (Ready.W if events & select.POLLOUT else 0)))

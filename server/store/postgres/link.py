@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 #: After a connection could not be made.
 REST_S = 0.5
 
+#: The connection has gone, or what it was asked has had no effect.
+_GONE = (psycopg.OperationalError, psycopg.errors.IdleInTransactionSessionTimeout)
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -54,7 +57,7 @@ def retried_once(method: Callable[P, R]) -> Callable[P, R]:
             return method(*args, **kwargs)
         except (StoreFailed, RecordRefused) as error:
             cause = error.__cause__
-            if not isinstance(cause, (psycopg.OperationalError, *REFUSALS)):
+            if not isinstance(cause, (*_GONE, *REFUSALS)):
                 raise
             if isinstance(cause, Hung):
                 raise

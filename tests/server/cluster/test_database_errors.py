@@ -72,6 +72,7 @@ def administrator(store: PostgresStore, database_url: str) -> Iterator[Administr
 @pytest.mark.parametrize(
     "code",
     [
+        pytest.param("25P03", id="idle_in_transaction_session_timeout"),
         pytest.param("40001", id="serialization_failure"),
         pytest.param("40P01", id="deadlock_detected"),
         pytest.param("55P03", id="lock_not_available"),
