@@ -85,6 +85,13 @@ class StateLayout:
         num_groups = min(-(-position // POSITION_BLOCK), self.num_groups)
         return self.fixed_bytes + num_groups * self.group_bytes
 
+    def gaps(self) -> npt.NDArray[np.intp]:
+        """The bytes of the fixed part that are between tensors, which nothing reads."""
+        fields = [field for field in self.fields if not field.stride]
+        begins = [0, *(field.offset + field.spec.num_bytes for field in fields)]
+        ends = [*(field.offset for field in fields), self.fixed_bytes]
+        return np.concatenate(list(map(np.arange, begins, ends)))
+
     def views(self, blocks: npt.NDArray[np.uint8]) -> tuple[dict[str, npt.NDArray[Any]], ...]:
         """Each layer's tensors [B, *shape] inside ``blocks`` [B, num_bytes], sharing its memory.
 

@@ -195,7 +195,10 @@ class FakeRunner:
 
         As text. A prompt that asks for it makes the engine crash.
         """
-        state, tokens = self._pool.blocks[feed.slot].view(np.int64), feed.tokens[begin:end]
+        if feed.target is not None and not begin:
+            self._pool.fixed(feed.target)[:] = self._pool.fixed(feed.slot)
+        slot = feed.slot if feed.target is None else feed.target
+        state, tokens = self._pool.fixed(slot).view(np.int64), feed.tokens[begin:end]
         if state[1] != feed.position + begin:
             self.fault = AssertionError(f"fed at {feed.position + begin}, not {state[1]}")
         text = bytes(token for token in (*state[2:].tolist(), *tokens) if token < EOS)
@@ -334,6 +337,8 @@ class FakeRuntime:
         recents: list[Sequence[int] | None] | None = None,
         allowed: list[Sequence[Mask | None] | None] | None = None,
         num_draws: list[int] | None = None,
+        sources: list[npt.NDArray[np.uint8] | None] | None = None,
+        targets: list[npt.NDArray[np.uint8] | None] | None = None,
     ) -> list[list[int]]:
         assert len(set(slots)) == len(slots), slots
         self.calls.append([len(row) for row in tokens])
@@ -341,8 +346,13 @@ class FakeRuntime:
         nothing = [None] * len(slots)
         counts = num_draws or [1] * len(slots)
         columns = positions, tokens, draws, recents or nothing, allowed or nothing, counts
-        states = (pool[slot].view(np.int64) for slot in slots)
-        return [self._row(*row) for row in zip(states, *columns, strict=True)]
+        drawn = []
+        for row, slot in enumerate(slots):
+            source, target = sources and sources[row], targets and targets[row]
+            state = _state(pool[slot], source)
+            drawn.append(self._row(state.view(np.int64), *(column[row] for column in columns)))
+            _put(state, pool[slot], source if target is None else target)
+        return drawn
 
     def _row(
         self,
@@ -374,6 +384,27 @@ class FakeRuntime:
             assert (recent is not None) == has_penalty(draw.params)
             assert recent is None or list(recent)[-len(tokens) :] == list(tokens)[-len(recent) :]
         return drawn
+
+
+def _state(
+    block: npt.NDArray[np.uint8], source: npt.NDArray[np.uint8] | None
+) -> npt.NDArray[np.uint8]:
+    """A copy of the state whose past is in ``block``, and the rest in ``source`` if given."""
+    state = block.copy()
+    if source is not None:
+        state[: len(source)] = source
+    return state
+
+
+def _put(
+    state: npt.NDArray[np.uint8],
+    block: npt.NDArray[np.uint8],
+    target: npt.NDArray[np.uint8] | None,
+) -> None:
+    """Writes the past to ``block`` and the rest to ``target``, or there as well."""
+    fixed = state[:0] if target is None else target
+    fixed[:] = state[: len(fixed)]
+    block[len(fixed) :] = state[len(fixed) :]
 
 
 class OnGrid:

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 
 from model.architectures import Config
@@ -31,6 +32,7 @@ from server.engine.native_runner import NativeRunner
 from server.engine.runner import Runner
 from server.engine.torch_runner import TorchRunner
 from server.engine.types import Event, Finished, Request, SamplingParams, Started, TokenEvent
+from server.engine.value import StateBlock
 from tests.fakes import FakeRuntime
 from tests.weights import weights_of
 
@@ -258,12 +260,14 @@ def state_of(engine: Engine, session: str, owner: str = "me") -> bytes:
 
 def poison(engine: Engine, session: str, owner: str = "me") -> None:
     """Makes every number of a session's state one that is not finite. It has a slot."""
-    slot, pool = engine._sessions.find(session, owner).slot, engine._pool
-    assert slot is not None
-    for layer in pool.layout.views(pool.blocks[slot : slot + 1]):
+    found, pool = engine._sessions.find(session, owner), engine._pool
+    assert found.slot is not None
+    block = np.array(pool.read(found.slot, found.position).data)
+    for layer in pool.layout.views(block[None]):
         for tensor in layer.values():
             if tensor.dtype.kind == "f":
                 tensor.fill(float("nan"))
+    pool.write(found.slot, StateBlock(block.data))
 
 
 def check_books(engine: Engine) -> None:

@@ -13,10 +13,9 @@ def tables() -> dict[str, str]:
     for name, figures in read_result(RESULTS / "speculation.json")["shapes"].items():
         calls = figures["call_ms"]
         relative = ", ".join(f"{call / calls[0]:.2f}" for call in calls[1:])
-        copies = f"{figures['checkpoint_ms'] / calls[0]:.3f}"
         gains = [_gain(figures[text]) if text in figures else "" for text in TEXTS]
-        rows.append((name, relative, copies, *gains))
-    head = ("shape, weights, streams", "a call of 2, 4, 8, 16 rows", "a checkpoint", *TEXTS)
+        rows.append((name, relative, *gains))
+    head = ("shape, weights, streams", "a call of 2, 4, 8, 16 rows", *TEXTS)
     return {"speculation": markdown(head, rows)}
 
 

@@ -4,7 +4,7 @@
 
 The two are joined in the runner: each call computes all that a model of this shape computes, with
 random weights, and then the tokens that it draws are replaced by those of a given text. So a draft
-is accepted where it is right in that text, and all costs are real: rows, checkpoints, tokens fed
+is accepted where it is right in that text, and all costs are real: rows, states kept, tokens fed
 again, masks of grammars, the engine. Milliseconds per token are counted from the first token on,
 and measured with and without drafts in turn, each first as often as the other.
 """
@@ -238,8 +238,7 @@ def main() -> None:
     figures: Figures = {
         "rows": list(costs.rows),
         "call_ms": [round(1e3 * seconds, 3) for seconds in costs.times_s],
-        "checkpoint_ms": round(1e3 * costs.checkpoint_s, 3),
-        "restore_ms": round(1e3 * costs.restore_s, 3),
+        "keep_ms": round(1e3 * costs.keep_s, 3),
     }
     draft = None
     if options.draft_shape is not None:

@@ -67,6 +67,13 @@ def default_context(max_context: int) -> int:
     return max(MIN_CONTEXT, max_context // POSITION_BLOCK * POSITION_BLOCK)
 
 
+def place_of(position: int, context: int) -> int:
+    """The place of ``position``: its own, or beyond the bound that of the oldest other."""
+    if position < context:
+        return position
+    return SINKS + (position - SINKS) % (context - SINKS)
+
+
 def past_state(context: int, num_heads: int, head_dim: int) -> dict[str, TensorSpec]:
     """Keys [blocks, H, F, positions] and values [blocks, H, positions, F] of an attention layer.
 

@@ -56,7 +56,7 @@ def native_options(config: Config, layout: StateLayout) -> Options:
     place = ARCHITECTURES[config.model_type].native
     assert place is not None, config.model_type
     options: Options = load_class(place)(config, layout)
-    return options
+    return {**options, "fixed_bytes": layout.fixed_bytes}
 
 
 def rwkv7_options(config: Rwkv7Config, layout: StateLayout) -> Options:

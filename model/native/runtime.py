@@ -201,6 +201,8 @@ class Runtime:
         recents: list[Sequence[int] | None] | None = None,
         allowed: Sequence[Masks | None] | None = None,
         num_draws: list[int] | None = None,
+        sources: Sequence[npt.NDArray[np.uint8] | None] | None = None,
+        targets: Sequence[npt.NDArray[np.uint8] | None] | None = None,
     ) -> list[list[int]]:
         """Feeds ``tokens[i]``, one or more, to the state in row ``slots[i]`` of ``pool``, in place.
 
@@ -211,11 +213,15 @@ class Runtime:
         penalties; a draw does not see the tokens after its own.
         ``allowed[i]`` has for each draw None, or the ids that may be drawn: bit ``id % 32``
         of word ``id // 32``, contiguous.
-        Returns for each row what was drawn, tokens or `NOT_FINITE`. No slot may be
-        given twice. Raises `ValueError` for what cannot be run, also where nothing
+        The first ``fixed_bytes`` of a state are in ``sources[i]`` where that is not None, and
+        go to ``targets[i]`` where that is not None: then the source stays as it was. A past is
+        written in the row of ``pool`` in any case.
+        Returns for each row what was drawn, tokens or `NOT_FINITE`. No slot, source or target may
+        be given twice. Raises `ValueError` for what cannot be run, also where nothing
         is allowed; if it raises, no state has changed.
         """
-        return self._native.run(pool, slots, positions, tokens, draws, recents, allowed, num_draws)
+        rows = pool, slots, positions, tokens, draws, recents, allowed, num_draws
+        return self._native.run(*rows, sources, targets)
 
     def score(
         self,
@@ -244,15 +250,22 @@ class Runtime:
         tokens: Sequence[int],
         following: int | None,
         num_top: int,
+        source: npt.NDArray[np.uint8] | None = None,
     ) -> tuple[list[float], list[list[tuple[int, float]]]]:
         """As `score`; for each number also the ``num_top`` likeliest ids, at most 20, with theirs.
 
-        Best first, equal ones by id; none where the model's output is not finite.
+        Best first, equal ones by id; none where the model's output is not finite. ``source`` as
+        in `run`.
         """
-        return self._native.score(pool, slot, position, tokens, following, num_top)
+        return self._native.score(pool, slot, position, tokens, following, num_top, source)
 
     def embed(
-        self, pool: npt.NDArray[np.uint8], slot: int, position: int, tokens: Sequence[int]
+        self,
+        pool: npt.NDArray[np.uint8],
+        slot: int,
+        position: int,
+        tokens: Sequence[int],
+        source: npt.NDArray[np.uint8] | None = None,
     ) -> npt.NDArray[np.float64]:
         """Feeds ``tokens`` to a slot as `run` does; the sum of what the final norm gives for each.
 
@@ -261,7 +274,7 @@ class Runtime:
         a text add up to the same bits. Raises `ValueError` before anything has
         changed.
         """
-        return self._native.embed(pool, slot, position, tokens)
+        return self._native.embed(pool, slot, position, tokens, source)
 
     def logprobs(self) -> list[list[float]]:
         """The log-probabilities of what the last `run` drew, in the same lists.

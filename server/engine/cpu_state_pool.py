@@ -14,7 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from model.state import StateLayout
+from model.architectures.bounded import place_of
+from model.state import ALIGNMENT, StateLayout
 from model.tensor_spec import POSITION_BLOCK
 from server.engine.state_pool import StatePool
 from server.engine.value import StateBlock
@@ -28,7 +29,9 @@ RETURNS_PAGES = sys.platform == "linux"
 class CpuStatePool(StatePool):
     """See `StatePool`. States are the rows of ``blocks``, [num_slots, num_bytes] uint8.
 
-    Raises `OSError` where the system has no such room.
+    What is swapped is the part of fixed size: ``moved`` has it, [fixed_bytes], for slots where it
+    is not at the beginning of their row, and for spares. Raises `OSError` where the system has no
+    such room.
     """
 
     def __init__(self, layout: StateLayout, num_slots: int) -> None:
@@ -37,46 +40,62 @@ class CpuStatePool(StatePool):
         self._memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         blocks = np.frombuffer(self._memory, np.uint8)
         self.blocks: Block = blocks.reshape(num_slots, layout.num_bytes)
-        self._buffers: list[Block] = []  # of checkpoints, used again each time
-        self._checkpoints: dict[int, _Checkpoint] = {}  # by slot
+        self.moved: dict[int | None, Block] = {}
+        self._num_spares = 0
+        self._gaps = layout.gaps()
+        self._pasts: dict[int, _Past] = {}  # by slot, of the last `spares`
+
+    def fixed(self, slot: int) -> Block:
+        """The state of ``slot`` without its past, [fixed_bytes] uint8."""
+        moved = self.moved.get(slot)
+        return self.blocks[slot, : self.layout.fixed_bytes] if moved is None else moved
 
     def zero(self, slot: int) -> None:
         self._clear(slot, 0)
 
     def read(self, slot: int, position: int) -> StateBlock:
-        used = self.layout.used_bytes(position)
-        return StateBlock(self.blocks[slot, :used].copy().data)
+        past = self.blocks[slot, self.layout.fixed_bytes : self.layout.used_bytes(position)]
+        return StateBlock(np.concatenate((self.fixed(slot), past)).data)
 
     def write(self, slot: int, state: StateBlock) -> None:
-        self.blocks[slot, : state.num_bytes] = np.frombuffer(state.data, np.uint8)
+        fixed, block = self.layout.fixed_bytes, np.frombuffer(state.data, np.uint8)
+        self.fixed(slot)[:] = block[:fixed]
+        self.blocks[slot, fixed : state.num_bytes] = block[fixed:]
         self._clear(slot, state.num_bytes)
 
     def copy(self, source: int, target: int, position: int) -> None:
-        used = self.layout.used_bytes(position)
-        self.blocks[target, :used] = self.blocks[source, :used]
+        fixed, used = self.layout.fixed_bytes, self.layout.used_bytes(position)
+        self.fixed(target)[:] = self.fixed(source)
+        self.blocks[target, fixed:used] = self.blocks[source, fixed:used]
         self._clear(target, used)
 
     def is_finite(self, state: StateBlock) -> bool:
         return self.layout.is_finite(state.data)
 
-    def checkpoint(self, states: Sequence[tuple[int, int, int]]) -> None:
-        kept = [_Checkpoint.of(self.layout, *state[1:]) for state in states]
-        for number, checkpoint in enumerate(kept):
-            if number == len(self._buffers):
-                self._buffers.append(np.empty(0, np.uint8))
-            if len(self._buffers[number]) < checkpoint.num_bytes:
-                self._buffers[number] = np.empty(checkpoint.num_bytes, np.uint8)
-        for (slot, *_), checkpoint, buffer in zip(states, kept, self._buffers, strict=False):
-            checkpoint.take(self.blocks[slot], buffer)
-        self._checkpoints = {state[0]: each for state, each in zip(states, kept, strict=True)}
+    def spares(self, states: Sequence[tuple[int, int, int]]) -> list[int]:
+        while self._num_spares < len(states):
+            self.moved[self.num_slots + self._num_spares] = _aligned_zeros(self.layout.fixed_bytes)
+            self._num_spares += 1
+        self._pasts = {
+            slot: _Past(self.layout, self.blocks[slot], position, num_tokens)
+            for slot, position, num_tokens in states
+        }
+        spares = list(range(self.num_slots, self.num_slots + len(states)))
+        if len(self._gaps):
+            for (slot, *_), spare in zip(states, spares, strict=True):
+                self.fixed(spare)[self._gaps] = self.fixed(slot)[self._gaps]
+        return spares
+
+    def swap(self, slot: int, spare: int) -> None:
+        self.moved[slot], self.moved[spare] = self.moved[spare], self.fixed(slot)
 
     def restore(self, slot: int) -> None:
-        self._checkpoints[slot].put(self.blocks[slot])
+        self._pasts[slot].put(self.blocks[slot])
 
     def _clear(self, slot: int, begin: int) -> None:
         """Zeros from byte ``begin`` on."""
         fixed = self.layout.fixed_bytes
-        self.blocks[slot, begin:fixed] = 0
+        self.fixed(slot)[begin:] = 0
         begin = max(begin, fixed)
         offset, end = slot * self.state_bytes, (slot + 1) * self.state_bytes
         first = -(-(offset + begin) // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -89,40 +108,34 @@ class CpuStatePool(StatePool):
         self.blocks[slot, last - offset :] = 0
 
 
-class _Checkpoint:
-    """The parts of a block that feeding some tokens changes: ``copied`` and then zeros again."""
+class _Past:
+    """The groups of a past that feeding some tokens writes, as they were in ``block``.
 
-    def __init__(self, copied: tuple[slice, ...], zeros: slice) -> None:
-        self._copied, self._zeros = copied, zeros
-        self.num_bytes = sum(part.stop - part.start for part in copied)
+    Of a text that has ``position`` tokens, before at most ``num_tokens`` more.
+    """
 
-    @classmethod
-    def of(cls, layout: StateLayout, position: int, num_tokens: int) -> _Checkpoint:
-        """Of a state that has seen ``position`` tokens, before at most ``num_tokens`` more.
-
-        Until its last group is reached, a past has zeros behind what it uses; then it may slide.
-        """
-        fixed, used = layout.fixed_bytes, layout.used_bytes(position)
-        after = layout.used_bytes(position + num_tokens)
-        if position + num_tokens > (layout.num_groups - 1) * POSITION_BLOCK:
-            return cls((slice(0, used),), slice(used, after))
-        begin = layout.used_bytes(position // POSITION_BLOCK * POSITION_BLOCK)
-        return cls((slice(0, fixed), slice(begin, used)), slice(used, after))
-
-    def take(self, block: Block, buffer: Block) -> None:
-        """Copies from ``block`` to ``buffer``, which has room for ``num_bytes``."""
-        begin = 0
-        for part in self._copied:
-            end = begin + part.stop - part.start
-            buffer[begin:end] = block[part]
-            begin = end
-        self._buffer = buffer
+    def __init__(self, layout: StateLayout, block: Block, position: int, num_tokens: int) -> None:
+        used, size, context = (
+            layout.used_bytes(position),
+            layout.group_bytes,
+            layout.num_groups * POSITION_BLOCK,
+        )
+        self._groups: list[tuple[slice, Block | int]] = []
+        if not context:
+            return
+        places = (place_of(at, context) for at in range(position, position + num_tokens))
+        for group in {place // POSITION_BLOCK for place in places}:
+            begin = layout.fixed_bytes + group * size
+            part = slice(begin, begin + size)
+            self._groups.append((part, block[part].copy() if begin < used else 0))
 
     def put(self, block: Block) -> None:
-        """Makes ``block`` again what it was at `take`."""
-        begin = 0
-        for part in self._copied:
-            end = begin + part.stop - part.start
-            block[part] = self._buffer[begin:end]
-            begin = end
-        block[self._zeros] = 0
+        """Makes the past in ``block`` again what it was."""
+        for part, content in self._groups:
+            block[part] = content
+
+
+def _aligned_zeros(num_bytes: int) -> Block:
+    memory = np.zeros(num_bytes + ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % ALIGNMENT
+    return memory[begin : begin + num_bytes]

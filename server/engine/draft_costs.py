@@ -22,27 +22,26 @@ class DraftCosts:
     """Seconds of a call of ``rows[i]`` rows, ``times_s[i]``; between them they are interpolated.
 
     No row is taken to cost less than `LEAST_ROW` of a call of one: the times vary by more.
-    ``checkpoint_s`` is what it takes to be able to go back to a state, ``restore_s`` to do so,
-    ``draft_s`` to make one draft.
+    ``keep_s`` is what a call takes longer that leaves the state before it, ``draft_s`` what it
+    takes to make one draft.
     """
 
     def __init__(
         self,
         times_s: Sequence[float],
-        checkpoint_s: float = 0.0,
-        restore_s: float = 0.0,
+        keep_s: float = 0.0,
         rows: Sequence[int] = MEASURED_ROWS,
         draft_s: float = 0.0,
     ) -> None:
         self.rows = tuple(rows)
         least = [times_s[0] * (1 + LEAST_ROW * (number - 1)) for number in rows]
         self.times_s = tuple(accumulate(map(max, times_s, least), max))
-        self.checkpoint_s, self.restore_s, self.draft_s = checkpoint_s, restore_s, draft_s
+        self.keep_s, self.draft_s = keep_s, draft_s
         self._known: dict[tuple[int, int, int, int], int] = {}
 
     def with_drafts_of(self, draft_s: float) -> DraftCosts:
         """The same where each draft takes so long to make."""
-        return DraftCosts(self.times_s, self.checkpoint_s, self.restore_s, self.rows, draft_s)
+        return DraftCosts(self.times_s, self.keep_s, self.rows, draft_s)
 
     def call_s(self, num_rows: int) -> float:
         """What a call of ``num_rows`` takes; beyond what was measured, at the last slope."""
@@ -73,8 +72,8 @@ class DraftCosts:
         for number in range(1, limit + 1):
             all_right *= rate
             num_right += all_right
-            again_s = self.restore_s + row_s * (1 + num_right)
-            seconds = self.call_s(num_rows + number) + self.checkpoint_s + (1 - all_right) * again_s
+            again_s = row_s * (1 + num_right)
+            seconds = self.call_s(num_rows + number) + self.keep_s + (1 - all_right) * again_s
             seconds += number * self.draft_s
             speed = (num_streams + num_right) / seconds
             if speed > best_speed:
@@ -91,14 +90,14 @@ class DraftCosts:
     ) -> bool:
         """Whether one more draft than ``num_drafts`` pays, which are all right with ``chance``.
 
-        It is right with probability ``rate`` then. The first one also pays for the checkpoint.
+        It is right with probability ``rate`` then. The first one also pays for the state before.
         """
         num_rows = num_streams + num_unfed + num_drafts
         row_s = self.call_s(num_rows + 1) - self.call_s(num_rows)
-        wrong_s = self.restore_s + row_s * (1 + num_drafts)
+        wrong_s = row_s * (1 + num_drafts)
         seconds = row_s + chance * (1 - rate) * wrong_s
         if not num_drafts:
-            seconds += self.checkpoint_s
+            seconds += self.keep_s
         gained_s = chance * rate * self.call_s(num_streams + num_unfed) / num_streams
         return gained_s > MARGIN * seconds
 

@@ -80,9 +80,7 @@ class Executor:
 
     def _run_batch(self, batch: list[Live], feeds: list[Feed], now: float) -> list[Result]:
         try:
-            drafted = [feed for feed in feeds if feed.num_draws > 1]
-            if drafted:
-                self._pool.checkpoint([(f.slot, f.position, len(f.tokens)) for f in drafted])
+            self._aim(feeds)
             outputs = self._runner.run(feeds)
         except MemoryError:
             self._shrink(now)
@@ -90,6 +88,15 @@ class Executor:
         except Exception:
             return self._run_apart(batch, feeds, now)
         return list(zip(batch, feeds, outputs, strict=True))
+
+    def _aim(self, feeds: list[Feed]) -> None:
+        """Gives rows with drafts a target: their states stay until the drafts are known."""
+        drafted = [place for place, feed in enumerate(feeds) if feed.num_draws > 1]
+        if drafted:
+            rows = [feeds[place] for place in drafted]
+            spares = self._pool.spares([(f.slot, f.position, len(f.tokens)) for f in rows])
+            for place, feed, spare in zip(drafted, rows, spares, strict=True):
+                feeds[place] = feed._replace(target=spare)
 
     def _run_apart(self, batch: list[Live], feeds: list[Feed], now: float) -> list[Result]:
         results: list[Result] = []

@@ -145,21 +145,24 @@ class ModelDrafter:
             reading.draw = params, self._runner.prepare(params)
         draw, text, drafts = reading.draw[1], session.last(PENALTY_WINDOW), list[int]()
         tokens = session.last(session.length - reading.length)
+        (spare,) = self._pool.spares([(slot, session.length, number)])
         while True:
             position = session.length + len(drafts) - len(tokens)
             recent = text[-PENALTY_WINDOW:] if live.penalized else None
-            (draft,) = self._runner.run([Feed(slot, position, tokens, draw, recent)])[0][0]
+            target = spare if len(drafts) == 1 else None
+            (row,) = self._runner.run([Feed(slot, position, tokens, draw, recent, target=target)])
+            (draft,) = row[0]
             if not drafts:
                 reading.length = session.length
+            if target is not None:
+                self._pool.swap(slot, spare)
             if draft < 0:  # its output is not finite
                 break
             drafts.append(draft)
             if len(drafts) == number:
                 break
-            if len(drafts) == 1:
-                self._pool.checkpoint([(slot, session.length, number)])
             tokens = [draft]
             text.append(draft)
         if len(drafts) > 1 or (drafts and draft < 0):
-            self._pool.restore(slot)
+            self._pool.swap(slot, spare)
         return drafts

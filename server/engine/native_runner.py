@@ -23,7 +23,7 @@ class NativeRunner:
     grid: tuple[int, ...] = ()
 
     def __init__(self, runtime: Runtime, pool: CpuStatePool) -> None:
-        self._runtime, self._blocks = runtime, pool.blocks
+        self._runtime, self._blocks, self._moved = runtime, pool.blocks, pool.moved
 
     def prepare(self, params: SamplingParams) -> Draw:
         return self._runtime.draw(
@@ -44,12 +44,15 @@ class NativeRunner:
 
     def run(self, feeds: Sequence[Feed]) -> list[RowOutput]:
         columns = map(list, zip(*feeds, strict=True))
-        slots, positions, tokens, draws, recents, allowed, num_draws, wants_logprobs = columns
+        slots, positions, tokens, draws, recents, allowed, num_draws, wants_logprobs, to = columns
+        moved = self._moved
         drawn = self._runtime.run(
             *(self._blocks, slots, positions, tokens, draws),
             recents=recents if any(recents) else None,
             allowed=allowed if any(masks is not None for masks in allowed) else None,
             num_draws=num_draws if any(num > 1 for num in num_draws) else None,
+            sources=list(map(moved.get, slots)) if moved else None,
+            targets=list(map(moved.get, to)) if moved else None,
         )
         if not any(wants_logprobs):
             return [(tokens, (), ()) for tokens in drawn]
@@ -58,8 +61,10 @@ class NativeRunner:
 
     def score(self, feed: Feed, following: int, num_top: int = 0) -> list[TokenScore]:
         slot, position, tokens = feed.slot, feed.position, feed.tokens
-        found = self._runtime.score_top(self._blocks, slot, position, tokens, following, num_top)
+        row, source = (self._blocks, slot, position, tokens), self._moved.get(slot)
+        found = self._runtime.score_top(*row, following, num_top, source)
         return list(map(TokenScore, *found))
 
     def embed(self, feed: Feed) -> npt.NDArray[np.float64]:
-        return self._runtime.embed(self._blocks, feed.slot, feed.position, feed.tokens)
+        row = self._blocks, feed.slot, feed.position, feed.tokens
+        return self._runtime.embed(*row, self._moved.get(feed.slot))

@@ -86,6 +86,7 @@ class OutputProcessor:
 
         Those that count are known before the state is said to have seen them.
         """
+        assert feed.target is not None, feed
         tokens, num_drafts, end, num_right = output[0], feed.num_draws - 1, None, 0
         num_before = live.num_generated
         for place, token in enumerate(tokens):
@@ -98,10 +99,10 @@ class OutputProcessor:
         self.longest = max(self.longest, num_taken)
         self._count(live, min(num_taken, num_right), num_drafts)
         if num_taken == feed.num_draws:
+            self._pool.swap(feed.slot, feed.target)
             self._advance(live, feed)
         else:  # the tokens stay unfed, and the next row begins with them
-            assert live.session.slot is not None
-            self._pool.restore(live.session.slot)
+            self._pool.restore(feed.slot)
         return end
 
     def _count(self, live: Live, num_accepted: int, num_drafts: int) -> None:

@@ -35,7 +35,8 @@ class Feed(NamedTuple):
     after each of the last ``num_draws`` of ``tokens``: after token i at position
     ``position + i + 1``. ``recent`` are the session's last tokens, all of these included, where
     a penalty needs them. ``allowed`` restricts the draws, one mask or None for each of them.
-    ``wants_logprobs`` asks how likely the drawn tokens were.
+    ``wants_logprobs`` asks how likely the drawn tokens were. With a ``target``, one of
+    `StatePool.spares`, the state goes there, and that of ``slot`` stays but for its past.
     """
 
     slot: int
@@ -46,6 +47,7 @@ class Feed(NamedTuple):
     allowed: Sequence[Mask | None] | None = None
     num_draws: int = 1
     wants_logprobs: bool = False
+    target: int | None = None
 
 
 #: What a row gave, a plain tuple, because there is one for every token: its tokens, one for each
@@ -85,7 +87,7 @@ class Runner(Protocol):
         """The draws of one request; ``params`` are checked by `server.engine.sampling`."""
 
     def run(self, feeds: Sequence[Feed]) -> list[RowOutput]:
-        """Feeds every row, in place; what each has drawn.
+        """Feeds every row, in place where it has no target; what each has drawn.
 
         No slot is in two rows. All or none: where it raises, whatever it is, no
         state has changed, so that the rows can be run again, also one by one.

@@ -69,14 +69,18 @@ class StatePool(ABC):
         """Whether ``state`` has finite numbers only: others never become finite again."""
 
     @abstractmethod
-    def checkpoint(self, states: Sequence[tuple[int, int, int]]) -> None:
-        """Remembers states for `restore`, instead of those of last time.
+    def spares(self, states: Sequence[tuple[int, int, int]]) -> list[int]:
+        """A spare slot for each (slot, position, num_tokens), as the target of its next feed.
 
-        For each (slot, position, num_tokens): no more than so many tokens are fed before the slot
-        is restored, and the parts of a bounded past that these do not touch need no copy.
+        No more than so many tokens are fed. What the spares of the last call held is lost.
+        A spare has no past: that of the slot is written, and can be restored.
         Raises `MemoryError` where there is no room; then nothing has changed.
         """
 
     @abstractmethod
+    def swap(self, slot: int, spare: int) -> None:
+        """Makes the state of ``spare`` that of ``slot`` and the other way round, without a copy."""
+
+    @abstractmethod
     def restore(self, slot: int) -> None:
-        """Makes the state of ``slot`` what it was at the last `checkpoint`, which had the slot."""
+        """Makes the past of ``slot`` what it was at the last `spares`, which had the slot."""

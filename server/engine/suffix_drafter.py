@@ -218,6 +218,9 @@ def _catch_up(stream: Stream, live: Live) -> None:
     num_missing = session.length - stream.length
     if stream.length <= live.length and request.tokens:
         stream.guess = []
+        known = session.last(num_missing)
+        if len(known) == num_missing:  # the end of the last answer was not looked up
+            stream.index.extend(known[: live.length - stream.length])
         if request.prediction:
             stream.index.extend((*request.tokens[-LEAD_TOKENS:], *request.prediction))
         prompt = (*live.start, *request.tokens)

@@ -72,6 +72,8 @@ class Runtime:
         recents: list[Sequence[int] | None] | None,
         allowed: Sequence[Sequence[npt.NDArray[np.uint32] | None] | None] | None,
         num_draws: list[int] | None,
+        sources: Sequence[npt.NDArray[np.uint8] | None] | None = None,
+        targets: Sequence[npt.NDArray[np.uint8] | None] | None = None,
     ) -> list[list[int]]: ...
     def score(
         self,
@@ -81,6 +83,7 @@ class Runtime:
         tokens: Iterable[int],
         following: int | None,
         num_top: int,
+        source: npt.NDArray[np.uint8] | None = None,
     ) -> tuple[list[float], list[list[tuple[int, float]]]]: ...
     def embed(
         self,
@@ -88,6 +91,7 @@ class Runtime:
         slot: int,
         position: int,
         tokens: Iterable[int],
+        source: npt.NDArray[np.uint8] | None = None,
     ) -> npt.NDArray[np.float64]: ...
     def logprobs(self) -> list[list[float]]: ...
     def top_logprobs(self) -> list[list[list[tuple[int, float]]]]: ...

@@ -89,7 +89,7 @@ class Commanded(RuleBasedStateMachine):
 
     def read_on(self, session: str, text: Text) -> bool:
         name = self.name()
-        self.engine.attach(session, text.owner, name, take_over=True)
+        assert self.engine.attach(session, text.owner, name, take_over=True).busy
         self.expected.attach(text, name)
         self.engine.unpark(name)
         return True

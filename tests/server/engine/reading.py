@@ -67,24 +67,38 @@ class ReadingRuntime(FakeRuntime):
         tokens: Sequence[int],
         following: int,
         num_top: int,
+        source: npt.NDArray[np.uint8] | None = None,
     ) -> tuple[list[float], list[list[tuple[int, float]]]]:
         logprobs, tops = [], []
         after = (*tokens[1:], following)
         for index, (token, next_token) in enumerate(zip(tokens, after, strict=True)):
-            super().run(pool, [slot], [position + index], [[token]], [None])
-            logprobs.append(logprob_of(_hashed(pool, slot), next_token))
-            tops.append(list(top_of(_hashed(pool, slot), num_top)))
+            after_token = self._read(pool, slot, position + index, token, source)
+            logprobs.append(logprob_of(after_token, next_token))
+            tops.append(list(top_of(after_token, num_top)))
         return logprobs, tops
 
     def embed(
-        self, pool: npt.NDArray[np.uint8], slot: int, position: int, tokens: Sequence[int]
+        self,
+        pool: npt.NDArray[np.uint8],
+        slot: int,
+        position: int,
+        tokens: Sequence[int],
+        source: npt.NDArray[np.uint8] | None = None,
     ) -> npt.NDArray[np.float64]:
         total = np.zeros(3)
         for index, token in enumerate(tokens):
-            super().run(pool, [slot], [position + index], [[token]], [None])
-            total += hidden_of(_hashed(pool, slot))
+            total += hidden_of(self._read(pool, slot, position + index, token, source))
         return total
 
-
-def _hashed(pool: npt.NDArray[np.uint8], slot: int) -> Hashed:
-    return Hashed(*pool[slot].view(np.int64)[:2].tolist())
+    def _read(
+        self,
+        pool: npt.NDArray[np.uint8],
+        slot: int,
+        position: int,
+        token: int,
+        source: npt.NDArray[np.uint8] | None,
+    ) -> Hashed:
+        """Feeds one token; the text then."""
+        super().run(pool, [slot], [position], [[token]], [None], sources=[source])
+        state = pool[slot] if source is None else source
+        return Hashed(*state.view(np.int64)[:2].tolist())

@@ -5,7 +5,7 @@ import pytest
 from server.engine.draft_costs import LEAST_ROW, DraftCosts
 
 #: A large model: a call of eight rows takes a fifth longer than one of a single row.
-LARGE = DraftCosts((1.0, 1.03, 1.09, 1.2, 1.5), checkpoint_s=0.03, restore_s=0.03)
+LARGE = DraftCosts((1.0, 1.03, 1.09, 1.2, 1.5), keep_s=0.03)
 #: Where arithmetic binds, a row takes as long as a call.
 BOUND = DraftCosts((1.0, 2.0, 4.0, 8.0, 16.0))
 
@@ -47,7 +47,7 @@ def test_one_more_draft_pays_while_all_are_likely_to_be_right() -> None:
     assert LARGE.one_more_pays(1.0, 1.0, 14)
     assert LARGE.one_more_pays(0.5, 0.6, 3)
     assert not LARGE.one_more_pays(0.5, 0.01, 3)
-    assert not LARGE.one_more_pays(0.06, 1.0, 0), "the first one pays for the checkpoint"
+    assert not LARGE.one_more_pays(0.06, 1.0, 0), "the first one pays for the state before it"
     assert not BOUND.one_more_pays(1.0, 1.0, 0)
     assert not LARGE.one_more_pays(0.3, 1.0, 3, num_streams=64)
 
@@ -64,8 +64,8 @@ def test_other_streams_lose_what_a_call_takes_longer() -> None:
     assert 0 <= among < alone
 
 
-def test_dear_checkpoints_need_better_drafts() -> None:
-    dear = DraftCosts(LARGE.times_s, checkpoint_s=0.5)
+def test_states_that_are_dear_to_keep_need_better_drafts() -> None:
+    dear = DraftCosts(LARGE.times_s, keep_s=0.5)
     assert dear.best_number(0.3, 15) == 0 < LARGE.best_number(0.3, 15)
 
 

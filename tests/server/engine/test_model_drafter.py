@@ -141,7 +141,7 @@ def test_more_sessions_than_states_take_turns() -> None:
 
 
 def test_model_that_is_mostly_wrong_stops_and_is_tried_again() -> None:
-    costs = DraftCosts((1.0, 1.03, 1.09, 1.2, 1.5), 0.03, 0.03, draft_s=0.2)
+    costs = DraftCosts((1.0, 1.03, 1.09, 1.2, 1.5), 0.03, draft_s=0.2)
     engine = make_engine(model_drafter(OTHER, costs))
     run(engine, [request("r", PROMPT, seed=1, max_tokens=RETRY_TOKENS)])
     first = sum(counts(engine.stats()))

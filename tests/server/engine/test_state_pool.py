@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from model.config import ModelConfig
-from model.state import StateLayout
+from model.state import Field, StateLayout
+from model.tensor_spec import TensorSpec
 from server.engine.cpu_state_pool import CpuStatePool
+from server.engine.native_runner import NativeRunner
+from server.engine.runner import Feed
 from tests.server.engine.conftest import needs_native
 from tests.tiny import tiny_checkpoint, tiny_runtime
 
@@ -57,7 +60,7 @@ def test_freeing_twice_is_a_broken_invariant() -> None:
 
 
 class Pool(RuleBasedStateMachine):
-    """Any order of allocating and freeing: a slot has one owner, and nothing is lost."""
+    """Any order of allocating, freeing and drafts: a slot has one owner, and nothing is lost."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,10 +74,8 @@ class Pool(RuleBasedStateMachine):
         assert (slot is None) == (len(self.held) == 4)
         if slot is not None:
             assert slot not in self.held
-            assert not self.pool.blocks[slot].any()
-            self.count += 1
-            self.held[slot] = self.count
-            self.pool.blocks[slot].view(np.float32).fill(self.count)
+            assert not self.pool.fixed(slot).any()
+            self.mark(slot, slot)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -82,6 +83,27 @@ class Pool(RuleBasedStateMachine):
         slot = data.draw(st.sampled_from(sorted(self.held)))
         self.pool.free(slot)
         del self.held[slot]
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def draft(self, data: st.DataObject) -> None:
+        """A row for each of some slots, of which some take the state after it."""
+        rows = data.draw(st.lists(st.sampled_from(sorted(self.held)), unique=True, min_size=1))
+        spares = self.pool.spares([(slot, 0, 1) for slot in rows])
+        assert len({*spares, *range(4)}) == len(spares) + 4
+        for slot, spare in zip(rows, spares, strict=True):
+            if data.draw(st.booleans()):
+                self.mark(slot, spare)
+                self.pool.swap(slot, spare)
+            else:
+                self.pool.fixed(spare).fill(255)
+                self.pool.restore(slot)
+
+    def mark(self, slot: int, target: int) -> None:
+        """Fills ``target`` with what only ``slot`` has."""
+        self.count += 1
+        self.held[slot] = self.count
+        self.pool.fixed(target).view(np.float32).fill(self.count)
 
     @invariant()
     def free_and_held_are_all(self) -> None:
@@ -91,43 +113,82 @@ class Pool(RuleBasedStateMachine):
     @invariant()
     def nobody_touches_anothers_bytes(self) -> None:
         for slot, mark in self.held.items():
-            assert (self.pool.blocks[slot].view(np.float32) == mark).all()
+            assert (self.pool.fixed(slot).view(np.float32) == mark).all()
 
 
 Pool.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
 test_pool_machine = Pool.TestCase
 
 
-def test_restored_slot_is_what_it_was_at_the_checkpoint() -> None:
-    """The checkpoint of the last call alone; slots that are not restored keep what they have."""
+def test_swap_gives_a_slot_what_its_spare_holds() -> None:
+    """Whatever is done with the slot then, and with others; the spare holds what the slot had."""
     pool = CpuStatePool(LAYOUT, 3)
-    for marks in ((1, 2), (3, 4, 5), (6,)):
-        for slot, mark in enumerate(marks):
-            pool.blocks[slot] = mark
-        pool.checkpoint([(slot, 0, 1) for slot in range(len(marks))])
-        pool.blocks[:] = 9
-        pool.restore(0)
-        assert [int(block[0]) for block in pool.blocks] == [marks[0], 9, 9]
-    with pytest.raises(KeyError):
-        pool.restore(1)
+    for slot in range(3):
+        pool.blocks[slot] = slot + 1
+    spares = pool.spares([(0, 5, 1), (2, 6, 1)])
+    assert len({*spares, 0, 1, 2}) == 5
+    for spare in spares:
+        pool.fixed(spare)[:] = 10 + spare
+    pool.swap(0, spares[0])
+    assert marks(pool) == [10 + spares[0], 2, 3]
+    assert (pool.fixed(spares[0]) == 1).all()
+    pool.copy(0, 1, 6)
+    state = pool.read(0, 6)
+    pool.zero(0)
+    pool.write(2, state)
+    assert marks(pool) == [0, 10 + spares[0], 10 + spares[0]]
+    (again,) = pool.spares([(0, 6, 1)])
+    pool.fixed(again)[:] = 9
+    pool.swap(0, again)
+    pool.swap(0, again)
+    assert marks(pool) == [0, 10 + spares[0], 10 + spares[0]]
+
+
+def marks(pool: CpuStatePool) -> list[int]:
+    """What each slot is filled with."""
+    blocks = [np.frombuffer(pool.read(slot, 0).data, np.uint8) for slot in range(pool.num_slots)]
+    assert all((block == block[0]).all() for block in blocks)
+    return [int(block[0]) for block in blocks]
+
+
+def test_spare_has_what_lies_between_the_tensors() -> None:
+    """No kernel copies it, and it is a part of what a store keeps."""
+    fields = Field(0, "a", TensorSpec((3,)), 0), Field(0, "b", TensorSpec((20,)), 64)
+    pool = CpuStatePool(StateLayout(fields, 1, 192, 192), 1)
+    pool.blocks[0] = 7
+    (spare,) = pool.spares([(0, 0, 1)])
+    gaps = [*range(12, 64), *range(144, 192)]
+    assert np.flatnonzero(pool.fixed(spare)).tolist() == gaps
 
 
 @needs_native
 @pytest.mark.parametrize("attention", ["gated", "qwen35", "qwen35-short", "qwen35-slide"])
-def test_restored_state_of_a_text_is_that_before(attention: str) -> None:
+@pytest.mark.parametrize("accepts", [False, True])
+def test_state_of_a_text_is_that_before_or_after(attention: str, accepts: bool) -> None:
     """Wherever the text is: within a group of a past, at its end, and where old places go."""
     runtime, tokens = tiny_runtime(attention), [5, 6, 7, 8, 9]
     layout = runtime.layout
     longest = 64 - len(tokens) if attention == "qwen35-short" else 200
-    pool = CpuStatePool(layout, 1)
-    for position in range(0, longest, 3):
-        pool.checkpoint([(0, position, len(tokens))])
-        before = pool.blocks[0].tobytes()
-        runtime.run(pool.blocks, [0], [position], [tokens], [None])
-        assert pool.blocks[0].tobytes() != before
-        pool.restore(0)
-        assert pool.blocks[0].tobytes() == before
-        runtime.run(pool.blocks, [0], [position], [[3, 4, position % 50]], [None])
+    pool, plain = CpuStatePool(layout, 1), CpuStatePool(layout, 1)
+    runners = NativeRunner(runtime, pool), NativeRunner(runtime, plain)
+    position = 0
+    while position < longest:
+        (spare,) = pool.spares([(0, position, len(tokens))])
+        runners[0].run([Feed(0, position, tokens, target=spare)])
+        if accepts:
+            runners[1].run([Feed(0, position, tokens)])
+            pool.swap(0, spare)
+            position += len(tokens)
+        else:
+            pool.restore(0)
+        assert pool.read(0, position).data == plain.read(0, position).data
+        assert pool.blocks[0, layout.fixed_bytes :].tobytes() == (
+            plain.blocks[0, layout.fixed_bytes :].tobytes()
+        )
+        for runner in runners:
+            runner.run([Feed(0, position, [3, 4, position % 50])])
+        position += 3
+    assert accepts is (0 in pool.moved)
 
 
 def test_copy_and_what_was_read_are_independent_of_the_slot() -> None:

@@ -31,6 +31,7 @@ from server.engine.suffix_drafter import (
     few_ids,
     longest_of,
 )
+from server.engine.suffix_index import SuffixIndex
 from server.engine.types import Finished, Request, Usage
 from server.engine.value import Past
 from tests.server.engine.conftest import needs_native
@@ -40,6 +41,7 @@ from tests.tiny import (
     check_books,
     drain,
     request,
+    started,
     tiny_engine,
     tiny_runtime,
     tiny_tokenizer,
@@ -114,6 +116,29 @@ def test_text_that_repeats_nothing_is_looked_up_less_and_less(
     assert len(gaps) > MAX_REST and set(gaps[MAX_REST:]) == {MAX_REST}
 
 
+def test_next_turn_knows_an_answer_that_was_not_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also its last tokens, after which the text was not looked up any more."""
+    engine, read = make_engine(), list[int]()
+    extend = SuffixIndex.extend
+
+    def extended(self: SuffixIndex, tokens: Sequence[int]) -> None:
+        read.extend(tokens)
+        extend(self, tokens)
+
+    monkeypatch.setattr(Stream, "find", lambda self, limit: [])
+    monkeypatch.setattr(SuffixIndex, "extend", extended)
+    first, _ = run(engine, [repeating("first", max_tokens=20, keep=True)])
+    answer, session = first["first"], started(first["first"]).session
+    text = [*started(answer).start, *PASSAGE, *tokens_of(answer)]
+    assert read == text[: len(read)] != text
+    second, _ = run(engine, [request("second", (5, 6, 7), session=session, max_tokens=4)])
+    text += [5, 6, 7, *tokens_of(second["second"])]
+    assert read == text[: len(read)]
+    assert len(read) > len(text) - 5
+
+
 def test_usage_and_totals_count_drafts() -> None:
     engine = make_engine()
     usage = usage_of(engine, repeating())
@@ -164,7 +189,7 @@ def test_predicted_answer_is_drafted_from_its_first_token(is_expected: bool) -> 
 
 def test_drafts_that_are_wrong_end_by_themselves() -> None:
     """The costs are those of a large model, the text repeats nothing that it could be told by."""
-    costs = DraftCosts((1.0, 1.03, 1.09, 1.2, 1.5), 0.03, 0.03)
+    costs = DraftCosts((1.0, 1.03, 1.09, 1.2, 1.5), 0.03)
     usage = usage_of(make_engine(costs), request("r", PASSAGE * 3, seed=1, max_tokens=300))
     assert usage.rejected_tokens < 15
 

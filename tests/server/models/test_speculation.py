@@ -152,7 +152,7 @@ def test_costs_are_measured_on_the_runner() -> None:
     pool = CpuStatePool(StateLayout.of(backend.config), 1)
     costs = measured_costs(backend.make_runner(pool), pool)
     assert all(0 < seconds < 60 for seconds in costs.times_s)
-    assert 0 < costs.checkpoint_s < 60 > costs.restore_s > 0
+    assert 0 <= costs.keep_s < 60
 
 
 def test_nothing_is_drafted_on_torch(caplog: pytest.LogCaptureFixture) -> None:

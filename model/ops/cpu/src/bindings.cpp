@@ -24,6 +24,7 @@ using FloatArray = nb::ndarray<const float, nb::numpy, nb::c_contig, nb::device:
 using ByteArray = nb::ndarray<const uint8_t, nb::numpy, nb::c_contig, nb::device::cpu>;
 using Mask = nb::ndarray<const uint32_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Pool = nb::ndarray<uint8_t, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using State = nb::ndarray<uint8_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 Options options_of(const nb::dict& values, const nb::list& states) {
     Options options;
@@ -134,11 +135,12 @@ public:
     nb::list run(
         Pool pool, const nb::list& slots, const nb::list& positions, const nb::list& tokens,
         const nb::list& draws, const nb::object& recents, const nb::object& allowed,
-        const nb::object& num_draws) {
+        const nb::object& num_draws, const nb::object& sources, const nb::object& targets) {
         const size_t n = nb::len(slots);
         const auto differs = [n](const nb::object& list) { return !list.is_none() && nb::len(list) != n; };
         if (nb::len(positions) != n || nb::len(tokens) != n || nb::len(draws) != n ||
-            differs(recents) || differs(allowed) || differs(num_draws))
+            differs(recents) || differs(allowed) || differs(num_draws) || differs(sources) ||
+            differs(targets))
             throw std::invalid_argument("lists of different lengths");
         if (pool.shape(1) != runtime_.model().state_bytes)
             throw std::invalid_argument("the pool's blocks have another size than a state");
@@ -157,7 +159,10 @@ public:
             if (slot >= pool.shape(0)) throw std::invalid_argument("a slot is out of range");
             if (last_call_[slot] == num_calls_) throw std::invalid_argument("a slot is given twice");
             last_call_[slot] = num_calls_;
-            feed.state = (char*)pool.data() + slot * pool.shape(1);
+            feed.past = (char*)pool.data() + slot * pool.shape(1);
+            feed.state = state_of(sources, i, feed.past);
+            feed.source = feed.state;
+            feed.state = state_of(targets, i, feed.state);
             feed.position = checked<int64_t>(positions[i], "a position");
             if (feed.position < 0) throw std::invalid_argument("a position is negative");
             starts_.push_back(ids_.size());
@@ -175,6 +180,7 @@ public:
                 append_recent(recents[i], feed);
             if (!allowed.is_none() && feed.num_draws) append_masks(allowed[i], i);
         }
+        check_states();
         mask_data_.clear();
         for (size_t begin : masks_)
             mask_data_.push_back(begin == NO_MASK ? nullptr : words_.data() + begin);
@@ -192,9 +198,9 @@ public:
 
     nb::tuple score(
         Pool pool, size_t slot, int64_t position, const nb::object& tokens,
-        const nb::object& following, int num_top) {
+        const nb::object& following, int num_top, const nb::object& source) {
         checked_num_top(num_top);
-        Feed feed = feed_of(pool, slot, position, tokens);
+        Feed feed = feed_of(pool, slot, position, tokens, source);
         if (!following.is_none()) ids_.push_back(checked_id(following, num_ids_));
         if (ids_.size() < 2) throw std::invalid_argument("no token id to score");
         for (size_t i = 1; i < ids_.size(); i++)
@@ -211,8 +217,9 @@ public:
         return nb::make_tuple(scores.logprobs, tops);
     }
 
-    nb::object embed(Pool pool, size_t slot, int64_t position, const nb::object& tokens) {
-        Feed feed = feed_of(pool, slot, position, tokens);
+    nb::object embed(
+        Pool pool, size_t slot, int64_t position, const nb::object& tokens, const nb::object& source) {
+        Feed feed = feed_of(pool, slot, position, tokens, source);
         feed.tokens = ids_.data();
         const std::vector<double> sums = [&] {
             const nb::gil_scoped_release release;
@@ -284,15 +291,42 @@ private:
         }
     }
 
+    // The memory of a state without its past: `value`, or where it is none, `otherwise`.
+    char* checked_state(nb::handle value, char* otherwise) const {
+        if (value.is_none()) return otherwise;
+        State state;
+        if (!nb::try_cast(value, state, false) || state.shape(0) < runtime_.model().fixed_bytes)
+            throw std::invalid_argument("a state is not a contiguous array of its bytes");
+        return (char*)state.data();
+    }
+    char* state_of(const nb::object& states, size_t i, char* otherwise) const {
+        return states.is_none() ? otherwise : checked_state(states[i], otherwise);
+    }
+
+    // No two feeds may write one state, nor one read what another writes.
+    void check_states() {
+        addresses_.clear();
+        for (const Feed& feed : feeds_) {
+            addresses_.push_back(feed.state);
+            if (feed.source != feed.state) addresses_.push_back(feed.source);
+        }
+        std::sort(addresses_.begin(), addresses_.end());
+        if (std::adjacent_find(addresses_.begin(), addresses_.end()) != addresses_.end())
+            throw std::invalid_argument("a state is given twice");
+    }
+
     // A row that draws nothing; its tokens are at the beginning of `ids_`.
-    Feed feed_of(const Pool& pool, size_t slot, int64_t position, const nb::object& tokens) {
+    Feed feed_of(
+        const Pool& pool, size_t slot, int64_t position, const nb::object& tokens,
+        const nb::object& source) {
         ids_.clear();
         append_ids(tokens, runtime_.model().vocab_size, ids_);
         if (slot >= pool.shape(0) || pool.shape(1) != runtime_.model().state_bytes || position < 0 ||
             ids_.empty())
             throw std::invalid_argument("no such slot, or no token to feed");
         Feed feed;
-        feed.state = (char*)pool.data() + slot * pool.shape(1);
+        feed.past = (char*)pool.data() + slot * pool.shape(1);
+        feed.state = checked_state(source, feed.past);
         feed.position = position;
         feed.num_tokens = int(ids_.size());
         return feed;
@@ -308,7 +342,8 @@ private:
     std::vector<size_t> masks_;       // where each begins in `words_`
     std::vector<size_t> first_mask_;  // of each feed
     std::vector<const uint32_t*> mask_data_;
-    std::vector<uint64_t> last_call_;  // of each slot
+    std::vector<const char*> addresses_;  // of states
+    std::vector<uint64_t> last_call_;     // of each slot
     uint64_t num_calls_ = 0;
 };
 
@@ -383,13 +418,15 @@ NB_MODULE(_native, m) {
         .def(
             "run", &PythonRuntime::run, nb::arg("pool").noconvert(), nb::arg("slots"), nb::arg("positions"),
             nb::arg("tokens"), nb::arg("draws"), nb::arg("recents").none(), nb::arg("allowed").none(),
-            nb::arg("num_draws").none())
+            nb::arg("num_draws").none(), nb::arg("sources").none() = nb::none(),
+            nb::arg("targets").none() = nb::none())
         .def(
             "score", &PythonRuntime::score, nb::arg("pool").noconvert(), nb::arg("slot"), nb::arg("position"),
-            nb::arg("tokens"), nb::arg("following").none(), nb::arg("num_top"))
+            nb::arg("tokens"), nb::arg("following").none(), nb::arg("num_top"),
+            nb::arg("source").none() = nb::none())
         .def(
             "embed", &PythonRuntime::embed, nb::arg("pool").noconvert(), nb::arg("slot"), nb::arg("position"),
-            nb::arg("tokens"))
+            nb::arg("tokens"), nb::arg("source").none() = nb::none())
         .def("logprobs", &PythonRuntime::logprobs)
         .def("top_logprobs", &PythonRuntime::top_logprobs)
         .def("logits", &PythonRuntime::logits)

@@ -46,6 +46,7 @@ public:
 private:
     void read_options(const Options& options);
     void read_layer(const Options& options, int index);
+    void list_pieces(const Options& options, int index);
     void read_features(const std::string& prefix, Layer& layer);
     void read_gates(const std::string& prefix, Layer& layer);
     const float* head_decays(bool xpos);
@@ -109,10 +110,44 @@ void BlockBuilder::read_options(const Options& o) {
         m.head_bytes = size_t(m.key) * size_t(m.value) * sizeof(float);
 }
 
+// What each head has of the state. Sums have `num_features` rows, and are float32 where they decay or
+// begin again, and float64 elsewhere.
+void BlockBuilder::list_pieces(const Options& o, int index) {
+    const BlockModel& m = model_;
+    const auto H = size_t(m.num_heads), K = size_t(m.key), V = size_t(m.value);
+    const auto F = size_t(m.num_features), width = size_t(m.qkv()) * sizeof(float);
+    const bool is_single = m.head_bytes || m.mechanism == Mechanism::cosformer;
+    const size_t number = is_single ? sizeof(float) : sizeof(double);
+    const std::map<std::string, size_t> sums = {
+        {"S", F * V * number}, {"S_before", F * V * number}, {"sum", F * V * number},
+        {"z", F * number}, {"z_before", F * number}, {"max", F * sizeof(float)},
+        {"count", F * sizeof(int64_t)}};
+    const std::map<std::string, size_t> windows = {
+        {"k", K * sizeof(float)}, {"v", V * sizeof(float)}, {"code", sizeof(int64_t)}};
+    std::vector<StatePiece> pieces;
+    for (const auto& [name, offset] : o.states.at(size_t(index))) {
+        if (const auto sum = sums.find(name); sum != sums.end()) {
+            pieces.push_back({offset, sum->second});
+        } else if (const auto window = windows.find(name); window != windows.end()) {
+            pieces.push_back({offset, window->second, m.window, H * window->second});
+        } else {  // the convolution's: of queries, keys and values
+            const size_t k = K * sizeof(float), v = V * sizeof(float);
+            pieces.push_back({offset, k, m.conv_size - 1, width});
+            pieces.push_back({offset + H * k, k, m.conv_size - 1, width});
+            pieces.push_back({offset + 2 * H * k, v, m.conv_size - 1, width});
+        }
+    }
+    auto* kept = p_.arena.make<StatePiece>(int(pieces.size()));
+    std::copy(pieces.begin(), pieces.end(), kept);
+    layers_[index].pieces = kept;
+    layers_[index].num_pieces = int(pieces.size());
+}
+
 void BlockBuilder::read_layer(const Options& o, int index) {
     const BlockModel& m = model_;
     Layer& layer = layers_[index];
     layer.state = offsets(o, index);
+    list_pieces(o, index);
     const std::string block = "blocks." + std::to_string(index) + ".", prefix = block + "attention.";
     layer.attention_norm = p_.norm(block + "attention_norm");
     layer.mlp_norm = p_.norm(block + "mlp_norm");

@@ -22,6 +22,14 @@ struct StateOffsets {
     size_t S_before = 0, z_before = 0;
 };
 
+// What a head has of a tensor of the state: `num` parts of `bytes` bytes, `stride` bytes apart, those
+// of head h from offset + h bytes on.
+struct StatePiece {
+    size_t offset = 0, bytes = 0;
+    int num = 1;
+    size_t stride = 0;
+};
+
 struct Layer {
     Norm attention_norm, mlp_norm;
     Matrix in;                       // q, k, v and, where there is one, the output gate
@@ -41,6 +49,8 @@ struct Layer {
     const float* k_map = nullptr;
     const float* k_map_bias = nullptr;
     StateOffsets state;
+    const StatePiece* pieces = nullptr;  // [num_pieces]: all that a head has of the state
+    int num_pieces = 0;
 };
 
 // The buffers of a step, by their place in `Batch::buffers`.

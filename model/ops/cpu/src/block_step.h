@@ -54,6 +54,11 @@ private:
     void attention(const Part& part, int task) {
         const Layer& l = m.layers[part.layer];
         const int sequence = part.sequences.first + task / m.num_heads, h = task % m.num_heads;
+        for (int i = 0; i < l.num_pieces; i++) {
+            const StatePiece& piece = l.pieces[i];
+            const size_t offset = piece.offset + size_t(h) * piece.bytes;
+            enter_state(sequence, offset, piece.bytes, piece.num, piece.stride);
+        }
         const Head x{m, l, b.states[sequence], h, head};
         const int first = b.first_row[sequence], num = b.first_row[sequence + 1] - first;
         const auto token = [this, first](int i) {
@@ -102,7 +107,7 @@ private:
     auto updates(const Part& part, int begin, int end) {
         const size_t bytes = m.head_bytes;
         const auto state = [this, part, bytes](int task) {
-            return b.states[part.sequences.first + task / m.num_heads] +
+            return b.sources[part.sequences.first + task / m.num_heads] +
                    m.layers[part.layer].state.S + size_t(task % m.num_heads) * bytes;
         };
         const auto update = [this, part](int task) { attention(part, task); };

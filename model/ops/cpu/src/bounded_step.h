@@ -73,11 +73,11 @@ private:
     }
     float* value(int row, int kv) const { return key(row, m.num_kv_heads + kv); }
     float* keys(const BoundedAttention& l, int sequence, int kv, int block) const {
-        char* at = b.states[sequence] + l.k + size_t(block) * m.group_bytes;
+        char* at = b.pasts[sequence] + l.k + size_t(block) * m.group_bytes;
         return (float*)at + size_t(kv) * m.head_size * POSITION_BLOCK;
     }
     float* values(const BoundedAttention& l, int sequence, int kv, int block) const {
-        char* at = b.states[sequence] + l.v + size_t(block) * m.group_bytes;
+        char* at = b.pasts[sequence] + l.v + size_t(block) * m.group_bytes;
         return (float*)at + size_t(kv) * m.head_size * POSITION_BLOCK;
     }
 

@@ -29,7 +29,10 @@ struct Batch {
     const int32_t* tokens = nullptr;     // [rows]
     const int64_t* positions = nullptr;  // [rows]
     const int32_t* first_row = nullptr;  // [sequences + 1]
-    char* const* states = nullptr;       // [sequences]
+    char* const* states = nullptr;       // [sequences]: where each state goes
+    // [sequences]: where it is before the run, the same address or another one: see Step::enter_state.
+    const char* const* sources = nullptr;
+    char* const* pasts = nullptr;  // [sequences]: the state with the keys and values, which stay there
     const int32_t* wanted = nullptr;     // [wanted], rows
     float* logits = nullptr;             // [wanted][vocab_stride]
     bool stops_at_norm = false;  // then the wanted rows go to `normed` and get no logits

@@ -48,7 +48,7 @@ private:
     // All rows of a sequence through some channels: C conv(B x).
     void channels(const ShortConvolution& l, int sequence, int first) {
         const int D = m.hidden, n = D - first < CHANNELS ? D - first : CHANNELS;
-        float* ring = (float*)(b.states[sequence] + l.ring) + first;
+        float* ring = enter_ring(sequence, l.ring, m.conv_size, D, first, n);
         for (int row = b.first_row[sequence]; row < b.first_row[sequence + 1]; row++) {
             const float* in = buffer(B::in, row) + first;
             float* y = buffer(B::mixed, row) + first;

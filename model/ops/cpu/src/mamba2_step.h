@@ -62,15 +62,17 @@ private:
     int sequence_of(const Part& part, int task) const {
         return part.sequences.first + task / m.num_heads;
     }
-    float* state(const Part& part, int task) const {
-        const size_t h = size_t(task % m.num_heads), size = size_t(m.state_size) * m.head_size;
-        return (float*)(b.states[sequence_of(part, task)] + m.layers[part.layer].S) + h * size;
+    size_t state_bytes() const { return size_t(m.state_size) * m.head_size * sizeof(float); }
+    size_t state_offset(const Part& part, int task) const {
+        return m.layers[part.layer].S + size_t(task % m.num_heads) * state_bytes();
     }
     auto updates(const Part& part, int begin, int end) {
-        const auto memory = [this, part](int task) { return (const char*)state(part, task); };
+        const auto memory = [this, part](int task) {
+            return b.sources[sequence_of(part, task)] + state_offset(part, task);
+        };
         const auto update = [this, part](int task) { head(part, task); };
-        const size_t bytes = size_t(m.state_size) * m.head_size * sizeof(float);
-        return Updates<decltype(memory), decltype(update)>{begin, end, bytes, memory, update};
+        return Updates<decltype(memory), decltype(update)>{
+            begin, end, state_bytes(), memory, update};
     }
 
     // What `in` gives of a token, in its parts.
@@ -80,8 +82,8 @@ private:
 
     // All tokens of a sequence through the convolution of some channels, in place.
     void convolve(const Mamba2Layer& l, int sequence, int begin) {
-        float* ring = (float*)(b.states[sequence] + l.ring) + begin;
         const int n = m.channels - begin < SLICE ? m.channels - begin : SLICE;
+        float* ring = enter_ring(sequence, l.ring, m.conv_size, m.channels, begin, n);
         for (int row = b.first_row[sequence]; row < b.first_row[sequence + 1]; row++) {
             float* x = mixed(row) + begin;
             convolve_silu(
@@ -96,7 +98,7 @@ private:
         const int sequence = sequence_of(part, task), h = task % m.num_heads;
         const int N = m.state_size, P = m.head_size, end = b.first_row[sequence + 1];
         const int group = h / (m.num_heads / m.num_groups);
-        float* S = state(part, task);
+        float* S = (float*)enter_state(sequence, state_offset(part, task), state_bytes());
         for (int row = b.first_row[sequence]; row < end; row++) {
             const float* x = mixed(row);
             const double delta = softplus(double(dt(row, h)) + double(l.dt_bias[h]));

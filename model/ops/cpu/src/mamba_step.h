@@ -54,7 +54,7 @@ private:
 
     // All tokens of a sequence through the convolution of some channels, in place.
     void convolve_slice(const MambaLayer& l, int sequence, int begin, int n) {
-        float* ring = (float*)(b.states[sequence] + l.ring) + begin;
+        float* ring = enter_ring(sequence, l.ring, m.conv_size, m.inner, begin, n);
         for (int row = b.first_row[sequence]; row < b.first_row[sequence + 1]; row++) {
             float* x = buffer(B::projected, row) + begin;
             convolve_silu(
@@ -74,7 +74,9 @@ private:
     // All tokens of a sequence through the recurrence of some channels.
     void scan(const MambaLayer& l, int sequence, int begin, int n) {
         const size_t width = size_t(m.inner);
-        float* S = (float*)(b.states[sequence] + l.S);
+        const size_t offset = l.S + size_t(begin) * sizeof(float);
+        float* S = (float*)enter_state(
+            sequence, offset, size_t(n) * sizeof(float), m.state_size, width * sizeof(float));
         for (int j = begin; j < begin + n; j += F::W) {
             const int num = begin + n - j;
             const F skip = load_lanes(l.skip + j, num);
@@ -82,7 +84,7 @@ private:
                 const float *x = buffer(B::projected, row) + j, *bc = buffer(B::selected, row) + m.rank;
                 const F delta = softplus(load_lanes(buffer(B::delta, row) + j, num));
                 const F y = scan_token(
-                    S + j, l.rate + j, m.state_size, width, num, load_lanes(x, num), delta, skip,
+                    S + (j - begin), l.rate + j, m.state_size, width, num, load_lanes(x, num), delta, skip,
                     load_lanes(x + m.inner, num), bc, bc + m.state_size);
                 store_lanes(buffer(B::y, row) + j, num, y);
             }

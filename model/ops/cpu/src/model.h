@@ -69,6 +69,7 @@ struct Model {
     Norm norm;
     Matrix head;
     size_t state_bytes = 0;
+    size_t fixed_bytes = 0;  // of these, what does not hold a past
     int64_t max_positions = 0;  // of a text whose past is bounded and does not slide; 0: no bound
 };
 

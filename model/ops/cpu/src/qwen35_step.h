@@ -49,11 +49,19 @@ private:
     // All rows of a sequence through a key head and the value heads that read it.
     void key_head(const DeltaNet& l, int sequence, int head) {
         const int end = b.first_row[sequence + 1], group = m.num_value_heads / m.num_key_heads;
+        const int K = m.key_size, V = group * m.value_size, queries = m.queries();
+        enter_channels(l, sequence, head * K, K);
+        enter_channels(l, sequence, queries + head * K, K);
+        enter_channels(l, sequence, 2 * queries + head * V, V);
         for (int row = b.first_row[sequence]; row < end; row += ROWS) {
             const int num = end - row < ROWS ? end - row : ROWS;
             for (int i = 0; i < num; i++) bring(l, sequence, row + i, head, group);
             for (int i = 0; i < group; i++) value_head(l, sequence, row, num, head, head * group + i);
         }
+    }
+
+    void enter_channels(const DeltaNet& l, int sequence, int begin, int n) {
+        enter_ring(sequence, l.ring, m.conv_size, m.channels(), begin, n);
     }
 
     // The convolution of the channels of a key head and its value heads; queries and keys of length
@@ -87,7 +95,9 @@ private:
             const double a = double(rates[m.num_value_heads + j]) + double(l.bias[j]);
             t.decay = softplus_decay(a, l.decay_rate[j]);
         }
-        float* S = (float*)(b.states[sequence] + l.S) + size_t(j) * K * V;
+        const size_t bytes = size_t(K) * V * sizeof(float), offset = l.S + size_t(j) * bytes;
+        const bool is_first = row == b.first_row[sequence];
+        float* S = (float*)(is_first ? enter_state(sequence, offset, bytes) : b.states[sequence] + offset);
         delta_rule(S, K, V, tokens, num);
         for (int i = 0; i < num; i++) {
             const float* gate = buffer(B::in, row + i) + m.channels() + j * V;

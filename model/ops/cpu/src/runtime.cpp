@@ -72,10 +72,13 @@ void Runtime::check_bound(const Feed& feed) const {
 }
 
 Batch Runtime::gather(const std::vector<Feed>& feeds, bool all_rows) {
-    tokens_.clear(), positions_.clear(), first_row_.clear(), wanted_.clear(), states_.clear();
+    tokens_.clear(), positions_.clear(), first_row_.clear(), wanted_.clear();
+    states_.clear(), sources_.clear(), pasts_.clear();
     for (const Feed& feed : feeds) {
         first_row_.push_back(int32_t(tokens_.size()));
         states_.push_back(feed.state);
+        sources_.push_back(feed.source ? feed.source : feed.state);
+        pasts_.push_back(feed.past ? feed.past : feed.state);
         for (int i = 0; i < feed.num_tokens; i++) {
             if (all_rows || i + feed.num_draws >= feed.num_tokens)
                 wanted_.push_back(int32_t(tokens_.size()));
@@ -97,6 +100,8 @@ Batch Runtime::gather(const std::vector<Feed>& feeds, bool all_rows) {
     b.positions = positions_.data();
     b.first_row = first_row_.data();
     b.states = states_.data();
+    b.sources = sources_.data();
+    b.pasts = pasts_.data();
     b.wanted = wanted_.data();
     b.logits = logits_.data();
     b.x = x_.data();

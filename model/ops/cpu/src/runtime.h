@@ -11,6 +11,10 @@ namespace everstream {
 // One sequence's part of a run.
 struct Feed {
     char* state = nullptr;
+    // Where the state is before the run and then stays as it was; null: in `state`.
+    const char* source = nullptr;
+    // The state that has the past, which is written in place; null: `state`.
+    char* past = nullptr;
     int64_t position = 0;
     const int32_t* tokens = nullptr;
     int num_tokens = 0;
@@ -37,9 +41,9 @@ public:
         const Options& options, const Weights& weights, const std::string& level,
         Precision precision, int num_threads, int num_ids);
 
-    // Feeds every sequence its tokens, in place, and draws where wanted: see drawn(). Not thread
-    // safe. Where it throws, no state has changed. This and what follows throw
-    // std::invalid_argument for a feed beyond the model's `max_positions`.
+    // Feeds every sequence its tokens and draws where wanted: see drawn(). Not thread safe. Where it
+    // throws, no state has changed. This and what follows throw std::invalid_argument for a feed
+    // beyond the model's `max_positions`.
     void run(const std::vector<Feed>& feeds);
 
     // Feeds the sequence its tokens and returns log p(next[i] | all up to tokens[i]) for the first
@@ -111,7 +115,8 @@ private:
     float* own_data_[MAX_BUFFERS] = {};
     std::vector<int32_t> tokens_, first_row_, wanted_;
     std::vector<int64_t> positions_;
-    std::vector<char*> states_;
+    std::vector<char*> states_, pasts_;
+    std::vector<const char*> sources_;
     std::vector<Drawing> drawing_;
     std::vector<Drawn> drawn_;
     std::vector<Likely> tops_;

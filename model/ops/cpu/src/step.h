@@ -149,6 +149,23 @@ protected:
         return {layer, {middle, b.num_sequences - middle}, {row, b.num_rows - row}};
     }
 
+    // A piece of a sequence's state: `num` parts of `bytes` bytes, `stride` bytes apart, from `offset`
+    // on. The first task of a run that touches a piece enters it: where the state before the run is
+    // elsewhere, the piece is copied from there, and is then in the nearest cache.
+    char* enter_state(int sequence, size_t offset, size_t bytes, int num = 1, size_t stride = 0) const {
+        char* to = b.states[sequence] + offset;
+        const char* from = b.sources[sequence] + offset;
+        for (int i = 0; from != to && i < num; i++)
+            std::memcpy(to + size_t(i) * stride, from + size_t(i) * stride, bytes);
+        return to;
+    }
+    // Some channels of the last inputs of a convolution over `size` tokens, [size - 1][width].
+    float* enter_ring(int sequence, size_t offset, int size, int width, int begin, int n) const {
+        const size_t at = offset + size_t(begin) * sizeof(float);
+        return (float*)enter_state(
+            sequence, at, size_t(n) * sizeof(float), size - 1, size_t(width) * sizeof(float));
+    }
+
     // A row of one of the family's own buffers; where products of all rows go there, or to `x`.
     float* buffer(int place, int row) const {
         return b.buffers[place] + size_t(row) * s.buffers[place];

@@ -64,7 +64,7 @@ protected:
                 const int sequence = sequence_of(row);
                 const float* last = row > begin ? h - s.x : before;
                 if (row == b.first_row[sequence])
-                    last = (const float*)(b.states[sequence] + state);
+                    last = (const float*)(b.sources[sequence] + state);
                 else if (row == begin)
                     normalize(m, norm, x - s.x, before);
                 then(row, last);
@@ -120,17 +120,18 @@ private:
     int sequence_of(const Part& part, int task) const {
         return part.sequences.first + task / m.num_heads;
     }
-    float* state(const Part& part, int task) const {
-        const size_t size = size_t(m.head_size) * size_t(m.head_size);
-        return (float*)(b.states[sequence_of(part, task)] + m.time_mixes[part.layer].S) +
-               size_t(task % m.num_heads) * size;
+    size_t state_bytes() const { return size_t(m.head_size) * m.head_size * sizeof(float); }
+    size_t state_offset(const Part& part, int task) const {
+        return m.time_mixes[part.layer].S + size_t(task % m.num_heads) * state_bytes();
     }
     // S of the heads of a part.
     auto updates(const Part& part, int begin, int end) {
-        const auto memory = [this, part](int task) { return (const char*)state(part, task); };
+        const auto memory = [this, part](int task) {
+            return b.sources[sequence_of(part, task)] + state_offset(part, task);
+        };
         const auto update = [this, part](int task) { head(part, task, 0); };
-        const size_t bytes = size_t(m.head_size) * size_t(m.head_size) * sizeof(float);
-        return Updates<decltype(memory), decltype(update)>{begin, end, bytes, memory, update};
+        return Updates<decltype(memory), decltype(update)>{
+            begin, end, state_bytes(), memory, update};
     }
 
     // The heads of a part are updated between the products of the part before or after it, as many of
@@ -220,7 +221,7 @@ private:
         const bool is_first = part.layer == 0;
         const int sequence = sequence_of(part, task), h = task % m.num_heads;
         const int N = m.head_size, end = b.first_row[sequence + 1];
-        float* S = state(part, task);
+        float* S = (float*)enter_state(sequence, state_offset(part, task), state_bytes());
         HeadToken *now = tokens, *next = tokens + 1;
         bring(l, is_first, b.first_row[sequence], h, *now);
         read_state(S, N, now->c, removed);

@@ -23,8 +23,8 @@ struct ToyStep : Step {
 
     void read(const ToyLayer& l, int sequence) {
         const int D = m.hidden;
-        float* ring = (float*)(b.states[sequence] + l.ring);
-        float* sum = (float*)(b.states[sequence] + l.sum);
+        float* ring = enter_ring(sequence, l.ring, m.conv_size, D, 0, D);
+        float* sum = (float*)enter_state(sequence, l.sum, size_t(D) * sizeof(float));
         for (int row = b.first_row[sequence]; row < b.first_row[sequence + 1]; row++) {
             const float* in = buffer(ToyModel::mixed, row);
             float* y = buffer(ToyModel::read, row);
