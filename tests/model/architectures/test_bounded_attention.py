@@ -48,29 +48,29 @@ def inputs() -> Tensor:
 
 
 def loop(weights: dict[str, Tensor], x: Tensor, gated: bool, context: int) -> Tensor:
-    """[T, D] to [T, D] in float64, with a list of keys and values that are kept."""
+    """[T, D] to [T, D] in float64, with a list of turned keys and of values that are kept."""
     w = {name: tensor.double() for name, tensor in weights.items()}
-    kept: list[tuple[int, Tensor, Tensor]] = []
+    kept: list[tuple[Tensor, Tensor]] = []
     outputs = []
     for position, row in enumerate(x.double()):
         q = (w["q.weight"] @ row).view(HEADS, -1)
         q, gate = q[:, :HEAD_DIM], q[:, HEAD_DIM:]
         q = normed(q, w["q_norm.weight"])
         k = normed((w["k.weight"] @ row).view(KV_HEADS, -1), w["k_norm.weight"])
-        kept.append((position, k, (w["v.weight"] @ row).view(KV_HEADS, -1)))
+        kept.append((rotated(k, position), (w["v.weight"] @ row).view(KV_HEADS, -1)))
         if len(kept) > context:
             del kept[SINKS]
+        to_sink, to_other = rotated(q, min(position, context - 1)), rotated(q, position)
         heads = []
         for head in range(HEADS):
             group = head // (HEADS // KV_HEADS)
             scores = []
-            for place, key, _ in kept:
-                seen_from = min(position, context - 1) if place < SINKS else position
-                turned = rotated(q[head], seen_from) @ rotated(key[group], place)
-                scores.append(turned / math.sqrt(HEAD_DIM))
+            for i, (key, _) in enumerate(kept):
+                turned = to_sink if i < SINKS else to_other
+                scores.append(turned[head] @ key[group] / math.sqrt(HEAD_DIM))
             shares = torch.stack(scores).softmax(dim=0)
-            heads.append(sum(s * v[group] for s, (_, _, v) in zip(shares, kept, strict=True)))
-        y = torch.stack([torch.as_tensor(head) for head in heads])
+            heads.append(shares @ torch.stack([value[group] for _, value in kept]))
+        y = torch.stack(heads)
         y = y * torch.sigmoid(gate) if gated else y
         outputs.append(w["out.weight"] @ y.flatten())
     return torch.stack(outputs)
@@ -81,11 +81,13 @@ def normed(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def rotated(x: Tensor, position: int) -> Tensor:
+    """Each row of [H, D]."""
     y, half = x.clone(), ROTARY // 2
     for i in range(half):
         angle = position * 100.0 ** (-i / half)
-        y[i] = x[i] * math.cos(angle) - x[i + half] * math.sin(angle)
-        y[i + half] = x[i] * math.sin(angle) + x[i + half] * math.cos(angle)
+        first, second = x[:, i], x[:, i + half]
+        y[:, i] = first * math.cos(angle) - second * math.sin(angle)
+        y[:, i + half] = first * math.sin(angle) + second * math.cos(angle)
     return y
 
 
