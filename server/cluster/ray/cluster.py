@@ -36,6 +36,8 @@ OF_OUR_OWN: Mapping[str, str] = {
     "RAY_AUTH_MODE": "token",
     # Serve gives up a proxy that is not ready after five seconds.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(PROXY_START_S),
+    # A proxy is drained as soon as it has no request.
+    "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "0.001",
 }
 
 
@@ -77,6 +79,9 @@ def _import_ray() -> None:
 def _serve_own(config: ServerConfig, greet: Callable[[int], None], folder: str) -> int:
     import ray
 
+    from server.cluster.ray.application import STOP_MARGIN_S
+    from server.cluster.ray.internals import drain_proxies
+
     most = config.num_replicas[1]
     with _Stop() as stop:
         ray.init(
@@ -87,7 +92,9 @@ def _serve_own(config: ServerConfig, greet: Callable[[int], None], folder: str) 
             _temp_dir=folder,
         )
         try:
-            return _serve_until(stop, config, greet)
+            exit_code = _serve_until(stop, config, greet)
+            drain_proxies(config.drain_timeout_s + STOP_MARGIN_S)
+            return exit_code
         finally:
             ray.shutdown()
 

@@ -5,21 +5,30 @@ then tells it. A stream that runs for hours would be cut off at the end of that 
 while ours can move at once. And each replica has a gRPC server, for calls between
 deployments, that listens on every address of the machine; ours needs none. The
 process that starts Serve waits one minute for the proxy, which is too short on a busy machine.
+It ends a proxy without asking whether that has passed on what the replicas have sent.
 
-This is the one module that reaches into Serve. The tests of the scale-down, of the open
-ports and of a slow proxy fail where Serve has changed.
+This is the one module that reaches into Serve. The tests of the scale-down, of the end of a
+cluster, of the open ports and of a slow proxy fail where Serve has changed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+import ray
 import ray.util
 from ray._private.worker import global_worker
+from ray.exceptions import RayError
 from ray.serve._private import api, client
+from ray.serve._private.constants import SERVE_NAMESPACE, SERVE_PROXY_NAME
 
+logger = logging.getLogger("everstream.ray")
+
+DRAINED_CHECK_S = 0.05
 #: For requests that this replica has accepted and whose body is still on its way from the proxy.
 SETTLE_S = 1.0
 
@@ -34,6 +43,29 @@ def wait_for_proxies(timeout_s: float) -> None:
     for module in (api, client):
         assert hasattr(module, "HTTP_PROXY_TIMEOUT"), f"{module.__name__} has another limit"
         setattr(module, "HTTP_PROXY_TIMEOUT", timeout_s)  # noqa: B010 - not a name that it exports
+
+
+def drain_proxies(timeout_s: float) -> None:
+    """Returns when the proxies have passed on all that the replicas, which have ended, sent.
+
+    Or after about ``timeout_s``. By Serve's default a proxy drains for 30 s at least.
+    """
+    logger.info("the replicas have ended; their last words may be on their way")
+    until_s = time.monotonic() + timeout_s
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    proxies = [
+        ray.get_actor(actor["name"], actor["namespace"])
+        for actor in actors
+        if actor["namespace"] == SERVE_NAMESPACE and actor["name"].startswith(SERVE_PROXY_NAME)
+    ]
+    # Answered with None, so that what follows asks each at least once.
+    asked: list[Any] = [proxy.update_draining.remote(True) for proxy in proxies]
+    try:
+        while not all(ray.get(asked, timeout=max(0.0, until_s - time.monotonic()))):
+            time.sleep(DRAINED_CHECK_S)
+            asked = [proxy.is_drained.remote() for proxy in proxies]
+    except RayError as error:
+        logger.warning("a proxy was not waited for: %s", error)
 
 
 def drain_on_stop(drain: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -65,6 +65,10 @@ class OnRay:
             known |= more
         return {pid: name for pid in known if (name := name_of(pid)) is not None}
 
+    def named(self, part: str) -> list[int]:
+        """The processes of the cluster with ``part`` in their names."""
+        return [pid for pid, name in self.processes().items() if part in name]
+
     def token(self) -> str:
         """What its processes show each other."""
         raylet = self._command("raylet")[0]

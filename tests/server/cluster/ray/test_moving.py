@@ -16,15 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
 
 from server.cluster.ray.router import tag_of
 from tests.postgres import Postgres
 from tests.reliability.history import History
 from tests.reliability.odometer import Odometer
-from tests.reliability.servers import ServerProcess
+from tests.reliability.servers import ServerProcess, eventually
 from tests.reliability.soloist import Soloist
 from tests.reliability.streams import End, KeptStream, answer, ask, client_of, socket_of
 from tests.server.cluster.ray.clusters import HANGS_S, REPLICA, OnRay
+from tests.server.cluster.ray.held_proxy import LOCK, PROGRAM, held
 from tests.tiny import write_model
 
 PROMPT = "Who lives in the hollow tree?"
@@ -50,9 +53,16 @@ def database(postgres: Postgres) -> str:
 
 
 @pytest.fixture(scope="module")
-def moving(database: str, model: Path) -> Iterator[OnRay]:
-    flags = ("--model", f"tiny={model}", "--store", database)
-    server = ServerProcess("--ray", "--replicas", "1-2", *flags, environment=ENVIRONMENT)
+def lock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """While it is `held`, the proxy passes no ``migrate`` on."""
+    return tmp_path_factory.mktemp("proxy") / "lock"
+
+
+@pytest.fixture(scope="module")
+def moving(database: str, model: Path, lock: Path) -> Iterator[OnRay]:
+    flags = ("--ray", "--replicas", "1-2", "--model", f"tiny={model}", "--store", database)
+    environment = {**ENVIRONMENT, LOCK: str(lock)}
+    server = ServerProcess(*flags, program=PROGRAM, environment=environment)
     with OnRay(server) as cluster:
         yield cluster
 
@@ -77,6 +87,15 @@ async def load(cluster: OnRay, stack: AsyncExitStack) -> None:
         socket = await stack.enter_async_context(socket_of(cluster.stream_url))
         await ask(socket, type="generate", request_id=f"load-{number}", **ENDLESS)
         assert (await answer(socket))["type"] == "started"
+        stack.push_async_callback(cancelled, socket, f"load-{number}")
+
+
+async def cancelled(socket: ClientConnection, request_id: str) -> None:
+    """Returns when the replica has ended the request, on which a drain would wait, or is gone."""
+    with contextlib.suppress(ConnectionClosed):
+        await ask(socket, type="cancel", request_id=request_id)
+        while (await answer(socket))["type"] == "token":
+            pass
 
 
 class Streams:
@@ -165,7 +184,7 @@ async def test_killed_replicas_sessions_go_on_at_another(moving: OnRay, model: P
         # A hint does not bind: where the router took both streams to one replica, there are more.
         while len({maker_of(stream) for stream in streams.all}) < 2:
             await streams.begin(await hints(moving))
-        pids = [pid for pid, name in moving.processes().items() if "ServeReplica" in name]
+        pids = moving.named("ServeReplica")
         assert len(pids) == 2
         os.kill(pids[0], signal.SIGKILL)
         await streams.first("broken")
@@ -191,13 +210,18 @@ async def test_scale_down_moves_the_streams_of_the_replica_that_goes(
 
 
 async def test_end_of_the_cluster_leaves_its_sessions_to_whoever_has_the_store(
-    moving: OnRay, model: Path, database: str
+    moving: OnRay, model: Path, database: str, lock: Path
 ) -> None:
+    """Its readers hear of it, however long the proxy takes to pass on what the replicas said."""
     streams = Streams(moving, "stopped")
     await streams.begin({"any": "sess_1", "other": "sess_2"})
-    assert await asyncio.to_thread(moving.stop) == 0
+    with held(lock):
+        stopping = asyncio.create_task(asyncio.to_thread(moving.stop))
+        await eventually(lambda: "the replicas have ended" in moving.server.log())
+    assert await stopping == 0
     with ServerProcess("--model", f"tiny={model}", "--store", database) as single:
         streams.server = single
         await streams.go_on()
         await streams.finish(model)
-    assert [stream.ends[0] for stream in streams.all] == ["migrate", "migrate"]
+    ends = [stream.ends[0] for stream in streams.all]
+    assert ends == ["migrate", "migrate"], moving.server.log()
