@@ -22,6 +22,7 @@ from tests.model.representatives import chosen
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.process,
+    pytest.mark.timeout(1200),  # a compilation takes minutes where others want the cores
     pytest.mark.skipif("v4" not in levels(), reason="the processor has no AVX-512 to emulate with"),
 ]
 

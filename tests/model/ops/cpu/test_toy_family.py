@@ -43,7 +43,8 @@ from tests.server.engine.ledger import Ledger
 from tests.tiny import finished, request, solo, state_of, tiny_tokenizer, tokens_of
 from tests.weights import weights_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.process]
+#: A compilation takes minutes where others want the cores.
+pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.timeout(1200)]
 
 HERE = "tests.model.ops.cpu.toy.toy"
 #: Of logits and states in float32, as for the other families.

@@ -23,7 +23,8 @@ from tests.model.ops.cpu.replay.recording import record
 from tests.model.ops.cpu.test_gguf_blocks import mixed
 from tests.model.representatives import chosen
 
-pytestmark = [pytest.mark.slow, pytest.mark.process]
+#: A compilation takes minutes where others want the cores.
+pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.timeout(1200)]
 
 Weights = Mapping[str, npt.NDArray[np.float32]]
 
