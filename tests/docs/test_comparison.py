@@ -36,12 +36,12 @@ def test_command_of_the_page_makes_every_run() -> None:
         warmup_steps=options.warmup_steps,
         batch_size=options.batch_size,
     )
-    planned = {job.name for job in plan.jobs(Folder(Path("runs")), recipe)}
+    planned = {job.name: job for job in plan.jobs(Folder(Path("runs")), recipe)}
     runs = [run for run in read_result(RESULT)["runs"] if run["kind"] != "speed"]
-    assert {run["name"] for run in runs} <= planned
+    assert {run["name"] for run in runs} <= planned.keys()
     for run in runs:
         if run["kind"] == "language":
-            made = run["recipe"]
-            assert made["num_steps"] == recipe.num_steps
-            assert made["warmup_steps"] == recipe.warmup_steps
-            assert made["batch_size"] == recipe.batch_size
+            made, wanted = run["recipe"], planned[run["name"]].run.args[-1]
+            assert made["num_steps"] == wanted.num_steps
+            assert made["warmup_steps"] == wanted.warmup_steps
+            assert made["batch_size"] == wanted.batch_size
