@@ -48,7 +48,8 @@ def wait_for_proxies(timeout_s: float) -> None:
 def drain_proxies(timeout_s: float) -> None:
     """Returns when the proxies have passed on all that the replicas, which have ended, sent.
 
-    Or after about ``timeout_s``. By Serve's default a proxy drains for 30 s at least.
+    Or after about ``timeout_s``. The environment of our own clusters shortens the 30 s for which
+    Serve has a proxy drain at least.
     """
     logger.info("the replicas have ended; their last words may be on their way")
     until_s = time.monotonic() + timeout_s

@@ -47,12 +47,12 @@ class _Timed(psycopg.Connection[tuple[Any, ...]]):
                 poll.register(fd, reads | (select.POLLOUT if wanted & Wait.W else 0))
                 found: list[tuple[int, int]] = []
                 while not found:
-                    if left_s <= 0:
+                    began_s = time.monotonic()
+                    found = poll.poll(max(0.0, min(left_s, SLICE_S)) * 1000)
+                    left_s -= min(time.monotonic() - began_s, SLICE_S)
+                    if not found and left_s <= 0:
                         self.pgconn.finish()  # whatever it still answers is of no use
                         raise Hung("the database does not answer")
-                    began_s = time.monotonic()
-                    found = poll.poll(min(left_s, SLICE_S) * 1000)
-                    left_s -= min(time.monotonic() - began_s, SLICE_S)
                 events = found[0][1]  # an error is for the next read to find
                 ready = Ready.R if events & ~select.POLLOUT else Ready.NONE
                 wanted = gen.send(Ready(ready | (Ready.W if events & select.POLLOUT else 0)))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
+from psycopg.waiting import Ready, Wait
 
 from server.store.postgres import connecting
 from server.store.postgres.connecting import TIMEOUT_S, Hung, connect
@@ -73,3 +74,12 @@ def test_database_that_never_answers_is_waited_for_until_the_time_is_over(
             connection.execute("SELECT 1")
         assert connection.closed
     assert waits.now_s == pytest.approx(TIMEOUT_S)
+
+
+def test_answer_that_is_there_is_read_where_no_time_is_left(database_url: str) -> None:
+    def answered() -> Generator[Wait, Ready, str]:
+        yield Wait.W  # a connection without anything to send can always be written
+        return "answer"
+
+    with closing(connect(database_url)) as connection:
+        assert connection.wait(answered(), timeout=0.0) == "answer"
