@@ -7,7 +7,8 @@
                   and soft codes, windows, where positions enter. Three seeds.
 - ``conversion``  of the small softmax model, and as control the same model trained further on as
                   many tokens.
-- ``recall``      to convergence, heads as wide as gives each mechanism the same bytes of state.
+- ``recall``      to convergence, heads as wide as gives each mechanism the same bytes of state;
+                  ``recall_apart`` the same with each value behind its key.
 - ``rates``       three learning rates.
 - ``long``        the tiny size with 20 tokens per parameter.
 """
@@ -26,7 +27,7 @@ from benchmarks.mechanisms.folder import VOCAB_SIZE, Folder
 from benchmarks.mechanisms.specs import SIZES, Size, Spec, state_bytes
 from benchmarks.report import RESULTS, Figures, read_result
 
-QUESTIONS = ("parts", "maps", "conversion", "recall", "rates", "long")
+QUESTIONS = ("parts", "maps", "conversion", "recall", "recall_apart", "rates", "long")
 SURROUNDED = ("", "conv_size=4", "gate=true,norm=true", "conv_size=4,gate=true,norm=true")
 SOFTMAX_SURROUNDED = f"softmax:{SURROUNDED[-1]}"
 PARTS = (
@@ -70,6 +71,8 @@ LONG = ("softmax", "softmax:conv_size=4", "elu", "delta", "gated", "retnet")
 STATES = (8 << 10, 32 << 10, 128 << 10)
 RECALLED = ("elu", "elu:conv_size=4", "retnet", "gated", "delta", "delta:decay=false")
 RECALL_STEPS = 3000
+#: By question; `recall.FORMS`.
+RECALL_FORMS = {"recall": "joined", "recall_apart": "apart"}
 CONVERTED = ("softmax", "window_linear:window=32", "performer", "gated")
 CONVERTED_SIZE = "small"
 
@@ -95,12 +98,18 @@ def jobs(folder: Folder, recipe: language.Recipe, recall_steps: int = RECALL_STE
         *_small("parts", folder, recipe, first),
         *_small("maps", folder, recipe, first),
         *_conversions(folder, recipe),
-        *_recalls(first, recall_steps, recipe.device),
+        *_recalls("recall", first, recall_steps, recipe.device),
+        *_recalls("recall_apart", first, recall_steps, recipe.device),
         *(job for seed in others for job in _small("parts", folder, recipe, seed)),
         *_rates(folder, recipe),
         *_long(folder, recipe),
         *(job for seed in others for job in _small("maps", folder, recipe, seed)),
-        *(job for seed in others for job in _recalls(seed, recall_steps, recipe.device)),
+        *(
+            job
+            for seed in others
+            for question in RECALL_FORMS
+            for job in _recalls(question, seed, recall_steps, recipe.device)
+        ),
     ]
 
 
@@ -145,17 +154,17 @@ def _conversions(folder: Folder, recipe: language.Recipe) -> Iterator[Job]:
         yield Job(job, "conversion", str(spec), work, run)
 
 
-def _recalls(seed: int, num_steps: int, device: str) -> Iterator[Job]:
-    recipe = recall.RecallRecipe(num_steps=num_steps, device=device)
+def _recalls(question: str, seed: int, num_steps: int, device: str) -> Iterator[Job]:
+    recipe = recall.RecallRecipe(RECALL_FORMS[question], num_steps=num_steps, device=device)
     sizes = [(Spec.parse("softmax"), 0, recall.SIZE)] if seed == SEEDS[0] else []
     for wanted in STATES:
         for name in RECALLED:
             spec = Spec.parse(name)
             sizes.append((spec, wanted, matched_size(spec, wanted)))
     for spec, wanted, size in sizes:
-        name = f"recall-{wanted}-{spec.slug}-{seed}"
+        name = f"{question}-{wanted}-{spec.slug}-{seed}"
         run = partial(recall.run, spec, seed, recipe, size)
-        yield Job(name, "recall", str(spec), num_steps, run)
+        yield Job(name, question, str(spec), num_steps, run)
 
 
 def matched_size(spec: Spec, wanted: int) -> Size:
@@ -172,7 +181,7 @@ def matched_size(spec: Spec, wanted: int) -> Size:
 
 def seconds(job: Job, pace: float) -> float:
     """How long a job takes by the committed comparison, times ``pace``."""
-    kind = "recall" if job.question == "recall" else "language"
+    kind = "recall" if job.question in RECALL_FORMS else "language"
     attention = job.mechanism.partition(":")[0]
     known = _seconds_per_work(kind)
     return job.work * known.get(attention, max(known.values())) * pace

@@ -2,10 +2,14 @@
 
 A text of pairs, each a key and its value, and then all keys again in another order;
 at each of these the model must say the value. After Arora et al. 2023 ("Zoology",
-multi-query associative recall), without fillers. A pair is one position, the sum of two
-embeddings, so that nothing but memory is asked for:
+multi-query associative recall), without fillers. In two forms:
 
-    k3+v9  k1+v4  k7+v9     k7 k3 k1
+- ``joined``  a pair is one position, the sum of two embeddings: nothing but memory is asked for;
+- ``apart``   a value follows its key, as in a text: a layer must also bring the two together,
+              with positions, a convolution or a decay.
+
+    k3+v9  k1+v4  k7+v9     k7 k3 k1        joined
+    k3 v9  k1 v4  k7 v9     k7 k3 k1        apart
                             v9 v9 v4        the answers
 
 Chance is 1 in `NUM_VALUES`; a model that only knows which values there were gets 1 in the
@@ -22,6 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -48,6 +53,7 @@ NUM_PAIRS = (4, 8, 16, 32, 64)
 SIZE = Size(hidden_size=64, num_layers=2, num_heads=2, head_dim=16, intermediate_size=128)
 #: The second part of a position that has none.
 NOTHING = NUM_KEYS + NUM_VALUES
+FORMS = ("joined", "apart")
 #: Test sequences are drawn from seeds that training never uses.
 TEST_SEED = 1 << 32
 
@@ -56,6 +62,7 @@ TEST_SEED = 1 << 32
 class RecallRecipe:
     """The same for all mechanisms. Each step has sequences of one number of pairs, in turn."""
 
+    form: str = "joined"
     num_steps: int = 500
     pairs_per_step: int = 1024
     optimizer: str = "muon"
@@ -67,18 +74,21 @@ class RecallRecipe:
     device: str = "cpu"
 
 
-def draw(num_pairs: int, batch: int, generator: np.random.Generator) -> tuple[Tensor, Tensor]:
+def draw(
+    form: str, num_pairs: int, batch: int, generator: np.random.Generator
+) -> tuple[Tensor, Tensor]:
     """Positions [batch, T, 2] of two ids each, and the answers [batch, num_pairs], int64.
 
-    T is twice ``num_pairs``; the queries come last. Keys are different from each
-    other, values need not be.
+    T is twice ``num_pairs``, or three times where pairs are ``apart``; the queries come last.
+    Keys are different from each other, values need not be.
     """
     keys = generator.random((batch, NUM_KEYS)).argsort(axis=1)[:, :num_pairs]
     values = NUM_KEYS + generator.integers(NUM_VALUES, size=(batch, num_pairs))
     shuffled = generator.random((batch, num_pairs)).argsort(axis=1)
     pairs = np.stack([keys, values], axis=2)
-    asked = np.take_along_axis(keys, shuffled, axis=1)
-    queries = np.stack([asked, np.full_like(asked, NOTHING)], axis=2)
+    if form == "apart":
+        pairs = _with_nothing(pairs.reshape(batch, 2 * num_pairs))
+    queries = _with_nothing(np.take_along_axis(keys, shuffled, axis=1))
     answers = np.take_along_axis(values, shuffled, axis=1)
     return torch.from_numpy(np.concatenate([pairs, queries], axis=1)), torch.from_numpy(answers)
 
@@ -119,7 +129,7 @@ def train(model: LanguageModel, seed: int, recipe: RecallRecipe) -> list[float]:
     for step in range(recipe.num_steps):
         num_pairs = NUM_PAIRS[step % len(NUM_PAIRS)]
         generator = np.random.default_rng((seed, step))
-        drawn = draw(num_pairs, recipe.pairs_per_step // num_pairs, generator)
+        drawn = draw(recipe.form, num_pairs, recipe.pairs_per_step // num_pairs, generator)
         losses.append(training.step(step, *drawn))
         if not math.isfinite(losses[-1]):
             raise RunError(f"the loss is {losses[-1]} at step {step}")
@@ -183,7 +193,7 @@ def accuracy(model: LanguageModel, num_pairs: int, seed: int, recipe: RecallReci
     """The share of right values, the likeliest of all ids taken as the answer."""
     model.eval()
     generator = np.random.default_rng((TEST_SEED, seed, num_pairs))
-    positions, answers = draw(num_pairs, recipe.num_test_sequences, generator)
+    positions, answers = draw(recipe.form, num_pairs, recipe.num_test_sequences, generator)
     logits = _answers(model, positions.to(recipe.device), num_pairs, [])
     return float((logits.argmax(-1).cpu() == answers).float().mean())
 
@@ -197,3 +207,8 @@ def _answers(
         assert isinstance(block, Block)
         x = block.parallel(x, losses)
     return model.logits(model.norm(x)[:, -num_pairs:])
+
+
+def _with_nothing(ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[batch, T] to positions [batch, T, 2] without a second part."""
+    return np.stack([ids, np.full_like(ids, NOTHING)], axis=2)

@@ -32,6 +32,7 @@ def tables_of(runs: list[Run]) -> dict[str, str]:
         "rates": lambda found: rates_table([*found, *of.get("parts", [])]),
         "long": parts_table,
         "recall": recall_table,
+        "recall_apart": recall_table,
         "conversion": conversion_table,
     }
     return {

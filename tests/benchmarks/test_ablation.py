@@ -62,7 +62,7 @@ def test_whole_plan_runs_once_and_becomes_tables(
     folder = Folder(tmp_path / "runs")
     todo = jobs(folder, recipe, recall_steps=2)
     assert run_jobs(folder, todo) == []
-    assert "11 of 11 runs done, about 0.0 h left" in capsys.readouterr().out
+    assert "13 of 13 runs done, about 0.0 h left" in capsys.readouterr().out
     assert run_jobs(folder, todo) == []
     assert "done in" not in capsys.readouterr().out
     runs = read_results(folder.path)

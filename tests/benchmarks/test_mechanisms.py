@@ -57,9 +57,10 @@ def test_all_mechanisms_have_as_many_parameters_within_one_percent(size: str) ->
     assert all(abs(count / baseline - 1) <= 0.01 for count in counts), counts
 
 
-def test_recall_asks_for_values_that_follow_their_keys() -> None:
-    positions, answers = recall.draw(8, 5, np.random.default_rng(3))
-    assert positions.shape == (5, 16, 2)
+@pytest.mark.parametrize(("form", "length"), [("joined", 16), ("apart", 24)])
+def test_recall_asks_for_values_that_follow_their_keys(form: str, length: int) -> None:
+    positions, answers = recall.draw(form, 8, 5, np.random.default_rng(3))
+    assert positions.shape == (5, length, 2)
     for row, wanted in zip(positions.tolist(), answers.tolist(), strict=True):
         told, asked = row[:-8], row[-8:]
         ids = [id for position in told for id in position if id != recall.NOTHING]
