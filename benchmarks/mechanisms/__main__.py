@@ -18,7 +18,7 @@ from benchmarks.machine import machine
 from benchmarks.mechanisms import language, plan, speed
 from benchmarks.mechanisms.ablation import listed, named, run_jobs
 from benchmarks.mechanisms.folder import Folder, RunError, origin, read_results
-from benchmarks.mechanisms.gather import competitors, plot
+from benchmarks.mechanisms.gather import competitors, plot, seed_deviation
 from benchmarks.mechanisms.specs import SIZES, Spec, all_specs
 from benchmarks.report import write_result
 from model.config import ConfigError
@@ -137,7 +137,12 @@ def run_report(folder: Folder, options: argparse.Namespace) -> None:
     """All runs in one file, and the plot."""
     runs = read_results(folder.path)
     if options.output:
-        write_result(options.output, {"runs": runs})
+        rows = [entry.values() for entry in competitors(runs)]
+        seeds = {
+            "rows_with_several": sum(len(row) > 1 for row in rows),
+            "standard_deviation": seed_deviation(rows),
+        }
+        write_result(options.output, {"seeds": seeds, "runs": runs})
     if options.plot:
         plot(competitors(runs), options.plot)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,14 @@ def competitors(runs: list[Run]) -> list[Competitor]:
     speeds = {run["mechanism"]: run for run in runs if run["kind"] == "speed"}
     found = [Competitor(name, tuple(group), speeds.get(name)) for name, group in groups.items()]
     return sorted(found, key=Competitor.bits_per_byte)
+
+
+def seed_deviation(rows: Iterable[Sequence[float]]) -> float:
+    """The standard deviation of one seed, pooled over the rows that have several; 0 without any."""
+    several = [row for row in rows if len(row) > 1]
+    freedom = sum(len(row) - 1 for row in several)
+    squares = sum(statistics.variance(row) * (len(row) - 1) for row in several)
+    return math.sqrt(squares / freedom) if freedom else 0.0
 
 
 def bucket_names(entries: list[Competitor]) -> list[str]:

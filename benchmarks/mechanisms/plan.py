@@ -59,7 +59,7 @@ MAPS = (
 #: Those of the parts and maps that the summary shows.
 SHOWN = (
     *("softmax", "softmax:conv_size=4", "elu", "elu:conv_size=4", "delta", "gated", "mamba2"),
-    *("rwkv7", "retnet", "dijiang", "vq", "soft_vq", "performer", "cosformer", "cosine", "relu"),
+    *("rwkv7", "retnet", "dijiang", "vq", "performer"),
     *("window_linear:window=64", "window_linear:older=forgotten,window=64"),
 )
 SEEDS = (0, 1, 2)
@@ -67,8 +67,9 @@ RATES = (3e-3, 6e-3, 1.2e-2)
 RATED = ("softmax", SOFTMAX_SURROUNDED, "elu", "delta", "gated", "retnet", "mamba2", "rwkv7")
 LONG_SIZE, LONG_TOKENS_PER_PARAMETER = "tiny", 20
 LONG = ("softmax", "softmax:conv_size=4", "elu", "delta", "gated", "retnet")
-#: Bytes of state of a model of recall. Softmax, whose cache grows, is the control.
+#: Bytes of state of a model of recall, and the controls, whose cache grows.
 STATES = (8 << 10, 32 << 10, 128 << 10)
+RECALL_CONTROLS = ("softmax", "softmax:conv_size=4")
 RECALLED = ("elu", "elu:conv_size=4", "retnet", "gated", "delta", "delta:decay=false")
 RECALL_STEPS = 3000
 #: By question; `recall.FORMS`.
@@ -156,7 +157,8 @@ def _conversions(folder: Folder, recipe: language.Recipe) -> Iterator[Job]:
 
 def _recalls(question: str, seed: int, num_steps: int, device: str) -> Iterator[Job]:
     recipe = recall.RecallRecipe(RECALL_FORMS[question], num_steps=num_steps, device=device)
-    sizes = [(Spec.parse("softmax"), 0, recall.SIZE)] if seed == SEEDS[0] else []
+    controls = RECALL_CONTROLS if seed == SEEDS[0] else ()
+    sizes = [(Spec.parse(name), 0, recall.SIZE) for name in controls]
     for wanted in STATES:
         for name in RECALLED:
             spec = Spec.parse(name)

@@ -27,7 +27,7 @@ WIDTH = 116
 
 PURPOSES = {
     "everstream-stories": "what `everstream serve` starts with",
-    "everstream-elu": "shows a state of sums, S and z, out of which nothing is taken",
+    "everstream-elu": "shows a state of sums, S and z, from which nothing is removed",
     "everstream-vq": "shows a state of counts and sums for each codeword, and a window",
 }
 MECHANISMS = {

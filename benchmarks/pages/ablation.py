@@ -1,23 +1,26 @@
 """The tables of the questions that `benchmarks.mechanisms.plan` asks, of what has finished.
 
-Intervals are those of the seeds: mean ± standard deviation.
+Intervals are those of the seeds: the mean ± two standard errors, of the standard deviation of one
+seed, pooled over all rows of the parts and maps that have several.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.mechanisms.plan import CONVERTED, RATED, RATES, RECALLED, STATES
+from benchmarks.mechanisms.gather import COMPARED, of_question, seed_deviation
+from benchmarks.mechanisms.plan import CONVERTED, RATED, RATES, RECALL_CONTROLS, RECALLED, STATES
 from benchmarks.mechanisms.specs import BASELINE, Spec
 from benchmarks.report import markdown
 
 Run = dict[str, Any]
 #: Rows of the parts that stand in the table of the maps as well.
-COMPARED = (BASELINE, "elu", "retnet")
-#: What else is shown of a run: text and way of reading.
-MORE = (("valid", "long"), ("out_of_domain", "windows"))
+FROM_PARTS = (BASELINE, "elu", "retnet")
+#: What is shown of a run: text and way of reading.
+READINGS = (("valid", "windows"), ("valid", "long"), ("out_of_domain", "windows"))
 NOTHING, MISSING = "No run has finished yet.", "-"
 
 
@@ -26,9 +29,15 @@ def tables_of(runs: list[Run]) -> dict[str, str]:
     of: dict[str, list[Run]] = {}
     for run in runs:
         of.setdefault(run["name"].partition("-")[0], []).append(run)
+    rows = _by_mechanism(of_question(runs, *COMPARED)).values()
+    deviations = [
+        seed_deviation([[_bits(run, *which) for run in row] for row in rows]) for which in READINGS
+    ]
     made: dict[str, Callable[[list[Run]], str]] = {
-        "parts": parts_table,
-        "maps": lambda found: parts_table([*found, *_named(of.get("parts", []), COMPARED)]),
+        "parts": lambda found: parts_table(found, deviations),
+        "maps": lambda found: parts_table(
+            [*found, *_named(of.get("parts", []), FROM_PARTS)], deviations
+        ),
         "rates": lambda found: rates_table([*found, *of.get("parts", [])]),
         "long": parts_table,
         "recall": recall_table,
@@ -41,8 +50,8 @@ def tables_of(runs: list[Run]) -> dict[str, str]:
     }
 
 
-def parts_table(runs: list[Run]) -> str:
-    """Bits per byte over the seeds, the fewest first."""
+def parts_table(runs: list[Run], deviations: list[float] | None = None) -> str:
+    """Bits per byte over the seeds, the fewest first. ``deviations`` are those of `READINGS`."""
     groups = _by_mechanism(runs)
     found = {name: [_bits(run) for run in group] for name, group in groups.items()}
     baseline = found.get(BASELINE)
@@ -50,13 +59,17 @@ def parts_table(runs: list[Run]) -> str:
     for name in sorted(found, key=lambda name: statistics.fmean(found[name])):
         run = groups[name][0]
         gap = statistics.fmean(found[name]) - statistics.fmean(baseline) if baseline else None
+        bits, *more = (
+            interval([_bits(each, *which) for each in groups[name]], 4, deviation)
+            for which, deviation in zip(READINGS, deviations or [0.0] * len(READINGS), strict=True)
+        )
         rows.append(
             [
                 f"`{name}`",
                 str(len(found[name])),
-                interval(found[name], 4),
+                bits,
                 MISSING if gap is None or name == BASELINE else f"{gap:+.4f}",
-                *(interval([_bits(each, *which) for each in groups[name]], 4) for which in MORE),
+                *more,
                 f"{run['num_parameters']:,}",
                 f"{run['state_bytes']:,}" if "state_bytes" in run else "grows",
             ]
@@ -86,10 +99,11 @@ def recall_table(runs: list[Run]) -> str:
         wanted = int(run["name"].split("-")[1])
         found.setdefault((run["mechanism"], wanted), []).append(list(run["accuracy"].values())[-1])
     rows = []
-    for name in (str(Spec.parse(text)) for text in (BASELINE, *RECALLED)):
-        values = [found.get((name, state)) for state in (STATES if name != BASELINE else (0,))]
-        cells = [MISSING if each is None else _percent(each) for each in values]
-        rows.append([f"`{name}`", *(cells * len(STATES) if name == BASELINE else cells)])
+    for text in (*RECALL_CONTROLS, *RECALLED):
+        name = str(Spec.parse(text))
+        states = [0] * len(STATES) if text in RECALL_CONTROLS else STATES
+        values = [found.get((name, state)) for state in states]
+        rows.append([f"`{name}`", *(MISSING if not each else _percent(each) for each in values)])
     return markdown(["mechanism", *(f"{state:,} bytes" for state in STATES)], rows)
 
 
@@ -102,9 +116,10 @@ def conversion_table(runs: list[Run]) -> str:
         if name in groups:
             bits = groups[name][0]["bits_per_byte"]
             label = f"`{name}`" + (", trained further" if name == BASELINE else "")
-            rows.append([label, *(_cell(bits.get(stage), ".4f") for stage in stages)])
+            cells = (_cell(bits.get(stage), ".4f") for stage in stages)
+            rows.append([label, *cells, f"{groups[name][0]['num_parameters']:,}"])
     head = ["to", "before", "after the swap", "after matching", "after fine-tuning"]
-    return markdown(head, rows)
+    return markdown([*head, "parameters"], rows)
 
 
 def _named(runs: list[Run], names: tuple[str, ...]) -> list[Run]:
@@ -123,9 +138,9 @@ def _bits(run: Run, text: str = "valid", way: str = "windows") -> float:
     return bits
 
 
-def interval(values: list[float], places: int) -> str:
-    """The mean and, of several, the standard deviation."""
-    spread = f" ± {statistics.stdev(values):.{places}f}" if len(values) > 1 else ""
+def interval(values: list[float], places: int, deviation: float) -> str:
+    """The mean and two standard errors, unless the ``deviation`` of one value is not known (0)."""
+    spread = f" ± {2 * deviation / math.sqrt(len(values)):.{places}f}" if deviation else ""
     return f"{statistics.fmean(values):.{places}f}{spread}"
 
 

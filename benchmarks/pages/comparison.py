@@ -5,7 +5,13 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from benchmarks.mechanisms.gather import Competitor, bucket_names, competitors, of_question
+from benchmarks.mechanisms.gather import (
+    Competitor,
+    bucket_names,
+    competitors,
+    of_question,
+    seed_deviation,
+)
 from benchmarks.mechanisms.plan import SHOWN, STATES
 from benchmarks.mechanisms.specs import BASELINE, Spec
 from benchmarks.pages import ablation
@@ -42,6 +48,7 @@ def summary_table(runs: list[Run]) -> str:
     """One row for each mechanism of the summary, the fewest bits per byte first."""
     entries = competitors(runs)
     (baseline,) = (entry for entry in entries if entry.name == BASELINE)
+    deviation = seed_deviation(entry.values() for entry in entries)
     shown = {str(Spec.parse(text)) for text in SHOWN}
     recalled: dict[str, list[float]] = {}
     for run in of_question(runs, "recall"):
@@ -55,7 +62,7 @@ def summary_table(runs: list[Run]) -> str:
         rows.append(
             [
                 f"`{entry.name}`",
-                ablation.interval(entry.values(), 3),
+                ablation.interval(entry.values(), 3, deviation),
                 MISSING if entry is baseline else f"{gap:+.3f}",
                 f"{entry.session_bytes:,}" if entry.constant else "grows",
                 MISSING if right is None else f"{statistics.fmean(right):.0%}",

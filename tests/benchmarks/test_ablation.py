@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from benchmarks.mechanisms import conversion, language, plan
 from benchmarks.mechanisms.ablation import listed, named, run_jobs
 from benchmarks.mechanisms.folder import Folder, RunError, read_results
+from benchmarks.mechanisms.gather import seed_deviation
 from benchmarks.mechanisms.plan import Job, jobs, matched_size, seconds
 from benchmarks.mechanisms.recall import NOTHING
 from benchmarks.mechanisms.specs import FAMILIES, SIZES, Spec, state_bytes
@@ -62,7 +64,7 @@ def test_whole_plan_runs_once_and_becomes_tables(
     folder = Folder(tmp_path / "runs")
     todo = jobs(folder, recipe, recall_steps=2)
     assert run_jobs(folder, todo) == []
-    assert "13 of 13 runs done, about 0.0 h left" in capsys.readouterr().out
+    assert "15 of 15 runs done, about 0.0 h left" in capsys.readouterr().out
     assert run_jobs(folder, todo) == []
     assert "done in" not in capsys.readouterr().out
     runs = read_results(folder.path)
@@ -189,9 +191,13 @@ def test_tables_have_seeds_and_say_what_is_missing() -> None:
     ]
     tables = ablation.tables_of(runs)
     first, second = tables["ablation, parts"].splitlines()[2:]
-    assert first == (
-        "| `delta` | 2 | 1.5500 ± 0.0707 | -0.5000 | 1.5000 ± 0.0000 | 4.0000 ± 0.0000"
-        " | 1,000 | 64 |"
-    )
-    assert second.startswith("| `softmax` | 2 | 2.0500 ± 0.0707 | - |")
+    assert first == ("| `delta` | 2 | 1.5500 ± 0.1000 | -0.5000 | 1.5000 | 4.0000 | 1,000 | 64 |")
+    assert second.startswith("| `softmax` | 2 | 2.0500 ± 0.1000 | - |")
     assert tables["ablation, recall"] == ablation.NOTHING
+
+
+def test_deviation_of_a_seed_is_pooled_over_rows_with_several() -> None:
+    assert seed_deviation([[1.0, 1.2], [3.0], [2.0, 2.1, 2.2]]) == pytest.approx(
+        math.sqrt((0.02 + 2 * 0.01) / 3)
+    )
+    assert seed_deviation([[1.0]]) == 0.0

@@ -122,16 +122,23 @@ def test_tables_and_plot_of_two_runs(tmp_path: Path) -> None:
     mechanisms.run_report(Folder(runs), mechanisms.arguments(command))
     found = read_result(out)["runs"]
     lines = "\n".join(comparison.tables_of(found).values()).splitlines()
-    # elu: 1.9 and 2.1 in two seeds, of deviation 0.1414; the baseline 1.8.
-    assert "| `softmax` | 1 | 1.8000 | - | 1.7000 | 1.8000 | 1,000,000 | grows |" in lines
-    (elu,) = [line for line in lines if line.startswith("| `elu` | 2 | 2.0000 ± 0.1414 ")]
-    assert "| +0.2000 | 1.9000 ± 0.1414 | 2.0000 ± 0.1414 |" in elu and elu.endswith("| 4,096 |")
+    # elu: 1.9 and 2.1 in two seeds, of deviation 0.1414; the baseline 1.8. Two standard errors.
+    assert read_result(out)["seeds"] == {
+        "rows_with_several": 1,
+        "standard_deviation": pytest.approx(0.02**0.5),
+    }
+    softmax = (
+        "| `softmax` | 1 | 1.8000 ± 0.2828 | - | 1.7000 ± 0.2828 | 1.8000 ± 0.2828 | 1,000,000"
+    )
+    assert f"{softmax} | grows |" in lines
+    (elu,) = [line for line in lines if line.startswith("| `elu` | 2 | 2.0000 ± 0.2000 ")]
+    assert "| +0.2000 | 1.9000 ± 0.2000 | 2.0000 ± 0.2000 |" in elu and elu.endswith("| 4,096 |")
     assert "| `elu` | 2.0000 | 1.5000 (-0.2500) |" in lines
     assert "| `softmax` | 1.8000 | - |" in lines
     assert "| `elu` | 1,000 | 200 | 2,000 |" in lines
     summary = comparison.summary_table(found).splitlines()
-    assert "| `elu` | 2.000 ± 0.141 | +0.200 | 4,096 | 62% | 2,000 |" in summary
-    assert "| `softmax` | 1.800 | - | grows | - | - |" in summary
+    assert "| `elu` | 2.000 ± 0.200 | +0.200 | 4,096 | 62% | 2,000 |" in summary
+    assert "| `softmax` | 1.800 ± 0.283 | - | grows | - | - |" in summary
     assert len(found) == 5
     assert [path.name for path in plots.iterdir()] == ["quality-bytes.png"]
     assert (plots / "quality-bytes.png").read_bytes().startswith(b"\x89PNG")

@@ -7,7 +7,8 @@
                  which is rounded as the figure is, or an expression that is true; ``given`` are
                  figures of a setting;
 - ``given``      sentences with figures, or words that compare, that state no result; the headings
-                 of ``definitions`` are sections of such sentences.
+                 of ``definitions`` are sections of such sentences. In sections whose headings are
+                 in ``results`` every sentence is a claim or given, whatever its words.
 
 Segments of a path are keys. An item of a list is chosen by its ``name``, else by ``field=value``
 (several joined by ``&``), else by its number. ``{0}`` is the first argument and ``*`` is anything:
@@ -17,7 +18,6 @@ Segments of a path are keys. An item of a list is chosen by its ``name``, else b
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
 import tomllib
@@ -34,7 +34,7 @@ CLAIMS = RESULTS.parent / "claims"
 #: What an expression may call besides the values.
 FUNCTIONS: dict[str, Any] = {
     function.__name__: function
-    for function in (abs, all, any, int, len, max, min, set, sorted, math.cos)
+    for function in (abs, all, any, int, len, max, min, set, sorted, sum)
 }
 FIGURE = re.compile(r"(?<![\w^.-])\d++(?:,\d{3})*+(?:\.\d++)?+(?:e[+-]?\d++)?+(?![\w^])(?: ?%)?")
 
@@ -62,6 +62,7 @@ class Claims:
     claims: tuple[Claim, ...]
     given: frozenset[str]
     definitions: frozenset[str]
+    results: frozenset[str] = frozenset()
 
     def failures(self) -> Iterator[str]:
         """What does not hold, with what was found in its place."""
@@ -87,6 +88,7 @@ def read(path: Path) -> Claims:
         ),
         frozenset(map(_flowed, data.get("given", []))),
         frozenset(data.get("definitions", [])),
+        frozenset(data.get("results", [])),
     )
 
 

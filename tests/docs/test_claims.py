@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -16,7 +17,8 @@ PAGES = ("comparison", "comparison-tables", "convert", "kernels", "streams")
 #: Words by which a sentence without figures states a result.
 COMPARES = re.compile(
     r"\b(better|worse|best|worst|faster|slower|fastest|slowest|ahead|behind|higher|lower|larger"
-    r"|smaller|fewer|fewest|gains?|loses?|helps?|hurts?|leads?|overtakes?|equals?)\b"
+    r"|smaller|fewer|fewest|gains?|loses?|helps?|hurts?|leads?|overtakes?|equals?|brings?|costs?"
+    r"|worth|lacks?|matters?|little|nothing|control)\b"
 )
 
 
@@ -33,7 +35,9 @@ def wanting(page: str, known: Claims) -> list[str]:
         for section, sentence in sentences(page)
         if section not in known.definitions and sentence not in listed
         if not sentence.rstrip("*").endswith("?")
-        if FIGURE.search(prose(sentence)) or COMPARES.search(prose(sentence))
+        if section in known.results
+        or FIGURE.search(prose(sentence))
+        or COMPARES.search(prose(sentence))
     ]
 
 
@@ -62,7 +66,7 @@ def test_every_sentence_with_a_result_has_a_claim(page: str) -> None:
 def test_every_claim_is_a_sentence_of_its_page(page: str) -> None:
     known = claims.read(CLAIMS / f"{page}.toml")
     found = list(sentences(text(page)))
-    assert known.definitions <= {section for section, _ in found}
+    assert known.definitions | known.results <= {section for section, _ in found}
     listed = {claim.sentence for claim in known.claims} | known.given
     assert listed - {sentence for _, sentence in found} == set()
 
@@ -101,6 +105,8 @@ def test_sentences_of_items_and_paragraphs_are_found() -> None:
 def test_sentence_with_a_figure_or_a_comparison_is_wanting() -> None:
     none = Claims({}, (), frozenset({"It took 3 steps."}), frozenset())
     assert wanting(PAGE, none) == ["**It is better.**", "And `x` costs 0.25 [more](a1.md)."]
+    every = dataclasses.replace(none, results=frozenset({"Found"}))
+    assert wanting(PAGE, every) == [*wanting(PAGE, none), "Plain.", "Half."]
 
 
 DATA = {"runs": [{"name": f"a_b-{seed}", "x": {"y": seed + 0.25}} for seed in range(3)]}
@@ -161,10 +167,10 @@ def test_figure_that_no_claim_computes_is_found() -> None:
 def test_claims_are_read(tmp_path: Path) -> None:
     path = tmp_path / "p.toml"
     path.write_text(
-        'definitions = ["D"]\ngiven = ["A\\n b."]\n[values]\nv = "f.json a"\n'
+        'definitions = ["D"]\nresults = ["R"]\ngiven = ["A\\n b."]\n[values]\nv = "f.json a"\n'
         '[[claims]]\nsentence = "C."\ngiven = ["3"]\nholds = ["v > 1"]\n',
         encoding="utf-8",
     )
     claim = Claim("C.", ("v > 1",), ("3",))
-    found = Claims({"v": "f.json a"}, (claim,), frozenset({"A b."}), frozenset({"D"}))
+    found = Claims({"v": "f.json a"}, (claim,), frozenset({"A b."}), *map(frozenset, ("D", "R")))
     assert claims.read(path) == found
