@@ -79,14 +79,14 @@ def parts_table(runs: list[Run], deviations: list[float] | None = None) -> str:
 
 
 def rates_table(runs: list[Run]) -> str:
-    """Bits per byte by the peak learning rate, of the first seed."""
-    found = {
-        (run["mechanism"], run["recipe"]["learning_rate"]): _bits(run)
-        for run in runs
-        if run["seed"] == 0
-    }
+    """Bits per byte by the peak learning rate, the mean over seeds."""
+    found: dict[tuple[str, float], list[float]] = {}
+    for run in runs:
+        key = run["mechanism"], run["recipe"]["learning_rate"]
+        found.setdefault(key, []).append(_bits(run))
+    means = {key: statistics.fmean(values) for key, values in found.items()}
     cells = [
-        [f"`{name}`", *(_cell(found.get((name, rate)), ".4f") for rate in RATES)]
+        [f"`{name}`", *(_cell(means.get((name, rate)), ".4f") for rate in RATES)]
         for name in (str(Spec.parse(text)) for text in RATED)
     ]
     return markdown(["mechanism", *(f"{rate:g}" for rate in RATES)], cells)
