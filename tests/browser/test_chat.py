@@ -39,7 +39,7 @@ def ask(page: Page, words: str, number: int) -> None:
     """Sends a message; the ``number``-th answer is whole then."""
     page.fill("#prompt", words)
     page.keyboard.press("Enter")
-    expect(page.locator("#messages .assistant .words:last-child")).to_have_count(number)
+    expect(page.locator("#messages .assistant > .words")).to_have_count(number)
     expect(page.locator("#messages .assistant").last.locator("> .words")).to_have_text(ANSWER)
     expect(page.locator("#stop")).to_be_disabled()
 
