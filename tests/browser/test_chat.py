@@ -44,6 +44,12 @@ def ask(page: Page, words: str, number: int) -> None:
     expect(page.locator("#stop")).to_be_disabled()
 
 
+def test_send_is_disabled_until_the_models_are_known(visit: Visit, chatty: ServerProcess) -> None:
+    visit.page.goto(f"{chatty.url}/chat")
+    expect(visit.page.locator("#key")).to_be_visible()
+    expect(visit.page.locator("#send")).to_be_disabled()
+
+
 def test_answer_is_whole_and_the_thinking_is_folded_away(chat: Page) -> None:
     ask(chat, "Count.", 1)
     expect(chat.locator(".thinking")).to_have_count(0)
