@@ -72,8 +72,8 @@ STATES = (8 << 10, 32 << 10, 128 << 10)
 RECALL_CONTROLS = ("softmax", "softmax:conv_size=4")
 RECALLED = ("elu", "elu:conv_size=4", "retnet", "gated", "delta", "delta:decay=false")
 RECALL_STEPS = 3000
-#: By question; `recall.FORMS`.
-RECALL_FORMS = {"recall": "joined", "recall_apart": "apart"}
+#: By question.
+RECALL_FORMS: dict[str, recall.Form] = {"recall": "joined", "recall_apart": "apart"}
 CONVERTED = ("softmax", "window_linear:window=32", "performer", "gated")
 CONVERTED_SIZE = "small"
 

@@ -23,6 +23,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -53,7 +54,7 @@ NUM_PAIRS = (4, 8, 16, 32, 64)
 SIZE = Size(hidden_size=64, num_layers=2, num_heads=2, head_dim=16, intermediate_size=128)
 #: The second part of a position that has none.
 NOTHING = NUM_KEYS + NUM_VALUES
-FORMS = ("joined", "apart")
+Form = Literal["joined", "apart"]
 #: Test sequences are drawn from seeds that training never uses.
 TEST_SEED = 1 << 32
 
@@ -62,7 +63,7 @@ TEST_SEED = 1 << 32
 class RecallRecipe:
     """The same for all mechanisms. Each step has sequences of one number of pairs, in turn."""
 
-    form: str = "joined"
+    form: Form = "joined"
     num_steps: int = 500
     pairs_per_step: int = 1024
     optimizer: str = "muon"
@@ -75,7 +76,7 @@ class RecallRecipe:
 
 
 def draw(
-    form: str, num_pairs: int, batch: int, generator: np.random.Generator
+    form: Form, num_pairs: int, batch: int, generator: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
     """Positions [batch, T, 2] of two ids each, and the answers [batch, num_pairs], int64.
 

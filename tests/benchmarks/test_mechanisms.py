@@ -58,7 +58,7 @@ def test_all_mechanisms_have_as_many_parameters_within_one_percent(size: str) ->
 
 
 @pytest.mark.parametrize(("form", "length"), [("joined", 16), ("apart", 24)])
-def test_recall_asks_for_values_that_follow_their_keys(form: str, length: int) -> None:
+def test_recall_asks_for_values_that_follow_their_keys(form: recall.Form, length: int) -> None:
     positions, answers = recall.draw(form, 8, 5, np.random.default_rng(3))
     assert positions.shape == (5, length, 2)
     for row, wanted in zip(positions.tolist(), answers.tolist(), strict=True):
