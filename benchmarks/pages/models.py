@@ -292,11 +292,7 @@ def size_tables() -> dict[str, str]:
 
 def tables() -> dict[str, str]:
     """Those of docs/models/rwkv7.md."""
-    speed = read_result(RESULT)
-    return {
-        "speed": summary_table(speed["rows"]),
-        "restore": restore_table(read_result(RESTORE)["lengths"]),
-    }
+    return {"speed": summary_table(read_result(RESULT)["rows"])}
 
 
 def full_tables() -> dict[str, str]:
@@ -307,6 +303,7 @@ def full_tables() -> dict[str, str]:
         "rwkv7 speed": speed_tables(speed["rows"]),
         "loading": loading_table(sizes),
         "many": many_table(sizes),
+        "restore": restore_table(read_result(RESTORE)["lengths"]),
         "sockets": socket_table(read_result(SOCKETS)["files"]),
         "family sizes": family_size_table(),
         "edited": edited_table(),

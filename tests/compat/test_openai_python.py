@@ -84,12 +84,12 @@ def program_of(path: Path, url: str) -> str:
 BEFORE, WITH_A_KEY, WITH_RESPONSES = (
     block.text for block in blocks_of(MOVE) if block.language == "python"
 )
-(SETTINGS,) = (block.commands for block in blocks_of(MOVE) if block.language == "sh")
+SERVE, EXPORT = (block.text for block in blocks_of(MOVE) if block.language == "sh")
 
 
 def moved(server: ServerProcess) -> dict[str, str]:
     """What the page exports, for this server."""
-    words = shlex.split(SETTINGS[1].replace("http://127.0.0.1:8000", server.url))
+    words = shlex.split(EXPORT.replace("http://127.0.0.1:8000", server.url))
     assert words.pop(0) == "export"
     return dict(word.split("=", 1) for word in words)
 
@@ -97,7 +97,7 @@ def moved(server: ServerProcess) -> dict[str, str]:
 @pytest.fixture
 def moved_to(tmp_path: Path) -> Iterator[ServerProcess]:
     """The page's server, with the bundled model in the place of the download."""
-    words = shlex.split(SETTINGS[0])
+    words = shlex.split(SERVE)
     with ServerProcess(*words[words.index("--served-model-name") :], "--store", tmp_path) as server:
         yield server
 

@@ -96,7 +96,11 @@ RUN = {
         "for i": "tests/docs/test_clients_python.py",
         'echo "zq': "tests/docs/test_clients_python.py",
     },
-    "docs/use/move-an-application.md": {"everstream serve": OPENAI, "python": OPENAI},
+    "docs/use/move-an-application.md": {
+        "everstream serve": OPENAI,
+        "export": OPENAI,
+        "python": OPENAI,
+    },
     "docs/use/named-states.md": {
         "everstream state make": OPERATORS,
         "curl http": OPERATORS,
