@@ -17,7 +17,7 @@ import pytest
 
 from model.tokenization.world import PADDED_SIZE
 from tests.docs.blocks import blocks_of
-from tests.docs.pages import DOCS, page
+from tests.docs.pages import DOCS, flowed, page
 from tests.docs.serving import serving
 from tests.docs.test_shell import ADDRESS
 from tests.hub_server import Repository, hub_server
@@ -121,7 +121,7 @@ def test_memory_is_that_of_the_results() -> None:
     sizes = json.loads((RESULTS / "checkpoint_sizes.json").read_text("utf-8"))["sizes"]
     (row,) = (row for row in sizes if row["size"] == "1.5B")
     steady = {loaded["dtype"]: loaded["steady_bytes"] / 1e9 for loaded in row["loading"]}
-    text = page("first-chat.md")
+    text = flowed(page("first-chat.md"))
     assert f"in int8, the model takes {steady['int8']:.1f} GB" in text
-    assert f"in bfloat16 {steady['bfloat16']:.1f} GB" in text.replace("\n", " ")
+    assert f"in bfloat16 {steady['bfloat16']:.1f} GB" in text
     assert f"adds {row['state_bytes'] / 1e6:.0f} MB" in text
