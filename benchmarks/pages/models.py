@@ -29,7 +29,6 @@ CHOICES = ("checkpoints", "checkpoints_mamba2", "checkpoints_qwen35", "checkpoin
 OURS, PEERS = "everstream", ("llama.cpp", "rwkv")
 #: What tables call weights that have another name in the rows.
 WEIGHTS = {"q4_0": "Q4_0", "q4_k_m": "Q4_K_M"}
-RESTARTED = "first_token_after_restart"
 
 
 def speed_tables(rows: Sequence[Figures]) -> str:
@@ -213,20 +212,6 @@ def family_size_table() -> str:
     """What models of the published shapes take in a server."""
     body = []
     for model in (model for result in FAMILY_SIZES for model in read_result(result)["models"]):
-        loading, first, last = model["loading"], model["sessions"][0], model["sessions"][-1]
-        states = [f"{row['state_bytes'] / 1e6:,.1f} MB" for row in (first, last)]
-        waits = [f"{last[f'{name}_ms']:.0f} ms" for name in ("fork_and_token", RESTARTED)]
-        name = f"{model['model']}, {model['layers']} layers"
-        taken = [f"{loading['ready_s']:.1f} s", f"{loading['steady_bytes'] / 1e6:,.0f} MB"]
-        body.append([name, *taken, *states, *waits])
-    head = ["model", "ready after", "memory", "state at 100", "state at 8,192"]
-    return markdown([*head, "fork and token", "after a restart"], body)
-
-
-def full_family_size_table() -> str:
-    """The same with every length, the peak of memory, and a restart with many sessions."""
-    body = []
-    for model in (model for result in FAMILY_SIZES for model in read_result(result)["models"]):
         name, loading = f"{model['model']}, {model['layers']} layers", model["loading"]
         body.append([name, "ready after", f"{loading['ready_s']:.1f} s"])
         memory = f"{loading['steady_bytes'] / 1e6:,.0f} MB, {loading['peak_by_steady']:.2f}"
@@ -264,7 +249,7 @@ def family_summary(family: str) -> dict[str, str]:
 
 def qwen35_tables() -> dict[str, str]:
     """Those of docs/models/qwen3.5.md."""
-    return {**published.tables("qwen35"), **family_summary("qwen35"), "edited": edited_table()}
+    return {**published.tables("qwen35"), **family_summary("qwen35")}
 
 
 def mamba_tables() -> dict[str, str]:
@@ -302,16 +287,12 @@ def _model(size: str) -> str:
 
 def size_tables() -> dict[str, str]:
     """Those of docs/start/models.md."""
-    return {"choosing": choice_table(), "family sizes": family_size_table()}
+    return {"choosing": choice_table()}
 
 
 def tables() -> dict[str, str]:
     """Those of docs/models/rwkv7.md."""
-    speed = read_result(RESULT)
-    return {
-        "speed": summary_table(speed["rows"]),
-        "restore": restore_table(read_result(RESTORE)["lengths"]),
-    }
+    return {"speed": summary_table(read_result(RESULT)["rows"])}
 
 
 def full_tables() -> dict[str, str]:
@@ -322,8 +303,10 @@ def full_tables() -> dict[str, str]:
         "rwkv7 speed": speed_tables(speed["rows"]),
         "loading": loading_table(sizes),
         "many": many_table(sizes),
+        "restore": restore_table(read_result(RESTORE)["lengths"]),
         "sockets": socket_table(read_result(SOCKETS)["files"]),
-        "family sizes": full_family_size_table(),
+        "family sizes": family_size_table(),
+        "edited": edited_table(),
         **family_tables("mamba2"),
         **family_tables("lfm2"),
         **family_tables("qwen35"),

@@ -20,8 +20,8 @@ CALLS = {
     "token": "a token of each",
     "begin": "a request with a key begins in each",
     "finish": "the request of each ends",
-    "open": "they are made",
-    "maintain": "what is done once a second",
+    "open": "they are created",
+    "maintain": "maintenance, once a second",
     "load": "one of them is loaded",
     "move": "one of them is released",
     "join": "a replica joins",
@@ -48,7 +48,6 @@ def tables() -> dict[str, str]:
         "latency": latency_table(read_result(RESULTS / "store_latency.json")),
         "cost": cost(parts["cost"]),
         "take-over": takeover(parts["takeover"]),
-        "estimate": estimate_table(inputs_of(parts), MACHINES[:1]),
     }
 
 
@@ -196,11 +195,11 @@ def inputs_table(measured: Figures) -> str:
     return _table(("of one replica, and of the database", "", ""), rows)
 
 
-def estimate_table(measured: Figures, numbers: Sequence[int] = MACHINES) -> str:
+def estimate_table(measured: Figures) -> str:
     """A column for each number of machines."""
-    columns = [estimate({**measured, **ASSUMED}, machines) for machines in numbers]
+    columns = [estimate({**measured, **ASSUMED}, machines) for machines in MACHINES]
     rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
-    return _table(("", *(f"{machines:,} machines" for machines in numbers)), rows)
+    return _table(("", *(f"{machines:,} machines" for machines in MACHINES)), rows)
 
 
 def estimate(of: Figures, machines: int) -> dict[str, str]:

@@ -242,7 +242,6 @@ def tables() -> dict[str, str]:
         "decoding": best_table(rows, "decode", 2),
         "prefill": best_table(rows, "prefill", 2),
         "serve": serve_summary(read("serve")),
-        "first_token": first_token_table(read("server_cost")),
         "prompts": prompts_summary(read("sessions_prompts")),
         "capacity": capacity_table(read("capacity")),
         "flatness": flat_table(read("flatness_native")),
@@ -260,6 +259,7 @@ def full_tables() -> dict[str, str]:
         "roofline": roofline_table(rows),
         "serve": serve_table(read("serve")),
         "server_cost": server_cost_table(read("server_cost")),
+        "first_token": first_token_table(read("server_cost")),
         "prompts": prompts_table(read("sessions_prompts")),
         "flatness": flatness_table(read("flatness_native")),
     }

@@ -111,6 +111,12 @@ class Follower:
         self._memory, self._file = memory, file
         self._threshold, self._warm_up = threshold, warm_up
 
+    def read_all(self, tail: Tail) -> None:
+        """Prints the unusual ones of the lines that the file has now."""
+        for line in tail.lines():
+            if line.data.strip() and (message := self.read(line)) is not None:
+                print(message, flush=True)
+
     def read(self, line: Line) -> str | None:
         """Appends a line to the session; returns the report of an unusual one, else None."""
         usual = self._memory.usual
@@ -190,13 +196,14 @@ def main(
             known = remembered(client, file)
             follower = Follower(client, known, file, threshold, warm_up)
             with closing(Tail(path, known.place)) as tail:
+                follower.read_all(tail)
+                if once:
+                    return
+                what = "more lines in" if path.exists() else "the file"
+                typer.echo(f"follow: waiting for {what} {path}; Ctrl-C ends it", err=True)
                 while True:
-                    for line in tail.lines():
-                        if line.data.strip() and (message := follower.read(line)) is not None:
-                            print(message, flush=True)
-                    if once:
-                        return
                     time.sleep(interval)
+                    follower.read_all(tail)
     except (EverstreamError, ValueError) as error:
         typer.echo(f"follow: {error}", err=True)
         raise typer.Exit(1) from error

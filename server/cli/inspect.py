@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 
+#: Of one weight.
+SERVED_BYTES = {"bfloat16": 2, "int8": 1}
 TOKEN_COUNTS = (1_000, 100_000, 1_000_000)
 
 
@@ -78,6 +80,7 @@ def _model_table(checkpoint: Checkpoint, files: list[Path]) -> Table:
         ("heads x features", f"{config.num_attention_heads} x {config.head_dim}"),
         ("vocabulary", f"{config.vocab_size:,}"),
         ("weights stored", _stored(checkpoint, files)),
+        ("weights in memory", _served(num_parameters(config))),
         *_bound_rows(config),
         ("state of a session", f"{state_bytes:,} bytes"),
         ("sessions per GiB", f"{GIB // state_bytes:,}" if state_bytes else "any number"),
@@ -112,6 +115,12 @@ def _template(template: ChatTemplate) -> str:
         return "none: each message is a paragraph"
     size = f"{len(template.source):,} characters"
     return f"{size}, with thinking" if template.thinking is not None else size
+
+
+def _served(num_weights: int) -> str:
+    """What a server holds at least by its ``--dtype``: scales and padding come on top."""
+    megabytes = {dtype: num_weights * width / 1e6 for dtype, width in SERVED_BYTES.items()}
+    return ", ".join(f"{size:,.0f} MB in {dtype}" for dtype, size in megabytes.items())
 
 
 def _stored(checkpoint: Checkpoint, files: list[Path]) -> str:

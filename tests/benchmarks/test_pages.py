@@ -12,7 +12,8 @@ from benchmarks.decode.shapes import SIZES
 from benchmarks.pages import bundled, scale, speed
 from benchmarks.pages.__main__ import PAGES, rendered
 from benchmarks.process import ROOT
-from tests.docs.pages import page, rows
+from benchmarks.report import read_result
+from tests.docs.pages import flowed, page, rows
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -98,6 +99,14 @@ def test_demand_of_machines_grows_and_capacity_does_not() -> None:
     assert [ten[f"part of its {name}"] for name in parts] == ["7%", "3%", "2%", "10%"]
     assert thousand["part of its connections"] == "1000%"
     assert (ten["breaks first"], ten["machines that it can serve"]) == ("connections", "100")
+
+
+def test_page_on_replicas_names_the_first_limit() -> None:
+    measured = scale.inputs_of(read_result(scale.RESULT)["parts"])
+    found = scale.estimate({**measured, **scale.ASSUMED}, scale.MACHINES[0])
+    assert found["breaks first"] == "log"
+    limit = f"the log is the first limit, at {found['machines that it can serve']} machines"
+    assert limit in flowed(page("replicas.md"))
 
 
 def test_another_resource_is_first_where_it_is_scarce() -> None:

@@ -148,6 +148,16 @@ def test_follow_keeps_one_session_through_rotation_and_its_own_end(
         assert read_by(url)[1] > length
 
 
+def test_follow_says_that_it_waits_for_a_file_that_is_not_there_yet(
+    server: Server, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    with server.running() as url, Follow(log, url) as follow:
+        assert follow.complaint() == f"follow: waiting for the file {log}; Ctrl-C ends it\n"
+        add(log, *[USUAL] * 15, ODD)
+        assert ODD.strip() in follow.message()
+
+
 def test_follow_survives_the_server_and_sends_no_line_twice(server: Server, tmp_path: Path) -> None:
     log, whole = tmp_path / "log", tmp_path / "whole"
     lines = [*[USUAL] * 15, "first " + ODD]
@@ -157,6 +167,7 @@ def test_follow_survives_the_server_and_sends_no_line_twice(server: Server, tmp_
             follow = stack.enter_context(Follow(log, url))
             assert "first" in follow.message()
             session, _ = read_by(url)
+        assert "waiting for more lines" in follow.complaint()
         add(log, USUAL)
         assert "trying again" in follow.complaint()
         stack.enter_context(server.running())

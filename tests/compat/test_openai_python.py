@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+import shlex
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from model.tokenization.world import PADDED_SIZE, PUBLISHED
 from model.tokenizer import Tokenizer
 from tests.compat.conftest import serving
 from tests.compat.environments import Client, python_client
+from tests.docs.blocks import blocks_of
 from tests.docs.pages import DOCS
 from tests.reliability.proxy import FaultProxy, Link, proxied
 from tests.reliability.servers import ServerProcess, eventually
@@ -24,6 +27,7 @@ from tests.rwkv7 import SHAPES, published, write_pth
 
 pytestmark = pytest.mark.timeout(400)
 
+MOVE = DOCS / "use" / "move-an-application.md"
 PAGES = (DOCS.parent / "README.md", DOCS / "start" / "first-chat.md")
 #: Of a stream: its first events, and a part of those with text.
 BYTES_READ = 10_000
@@ -74,6 +78,67 @@ def program_of(path: Path, url: str) -> str:
     (program,) = re.findall(r"(?ms)^```python\n(.*?)^```", path.read_text("utf-8"))
     assert "http://127.0.0.1:8000" in program
     return str(program.replace("http://127.0.0.1:8000", url))
+
+
+#: Programs of docs/use/move-an-application.md: for OpenAI, with a key, and with responses.
+BEFORE, WITH_A_KEY, WITH_RESPONSES = (
+    block.text for block in blocks_of(MOVE) if block.language == "python"
+)
+SERVE, EXPORT = (block.text for block in blocks_of(MOVE) if block.language == "sh")
+
+
+def moved(server: ServerProcess) -> dict[str, str]:
+    """What the page exports, for this server."""
+    words = shlex.split(EXPORT.replace("http://127.0.0.1:8000", server.url))
+    assert words.pop(0) == "export"
+    return dict(word.split("=", 1) for word in words)
+
+
+@pytest.fixture
+def moved_to(tmp_path: Path) -> Iterator[ServerProcess]:
+    """The page's server, with the bundled model in the place of the download."""
+    words = shlex.split(SERVE)
+    with ServerProcess(*words[words.index("--served-model-name") :], "--store", tmp_path) as server:
+        yield server
+
+
+def kept_sessions(server: ServerProcess) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(server.get("/v1/sessions")[1])["data"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("program", "num_kept"), [(BEFORE, 0), (WITH_A_KEY, 1), (WITH_RESPONSES, 2)]
+)
+def test_application_for_openai_runs_with_other_settings(
+    program: str, num_kept: int, client: Client, moved_to: ServerProcess
+) -> None:
+    assert client.run("-c", program, timeout_s=60, **moved(moved_to)).strip()
+    assert len(kept_sessions(moved_to)) == num_kept
+
+
+async def test_request_with_a_key_is_answered_once_over_a_kill(
+    client: Client, moved_to: ServerProcess
+) -> None:
+    """A longer answer than the page's, so that the server is killed in the middle of it."""
+    program = WITH_A_KEY
+    for shown, longer in {
+        "max_tokens=60": "max_tokens=3000",
+        '"keep": True': '"keep": True, "ignore_eos": True',
+    }.items():
+        assert program.count(shown) == 1
+        program = program.replace(shown, longer)
+    running = asyncio.create_task(
+        asyncio.to_thread(client.run, "-c", program, timeout_s=300, **moved(moved_to))
+    )
+    await eventually(lambda: any(one["busy"] for one in kept_sessions(moved_to)))
+    await asyncio.to_thread(moved_to.restart)
+    printed = await running
+    (session,) = kept_sessions(moved_to)
+    _, body = moved_to.get(f"/v1/sessions/{session['session']}/text")
+    _, written = json.loads(body)["parts"]
+    assert written["end"] - written["start"] == 3000
+    assert printed == f"{written['text']}\n"
 
 
 def killed(server: ServerProcess) -> None:

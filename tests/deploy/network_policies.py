@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from ipaddress import ip_address, ip_network
 from typing import Any, NamedTuple
 
 Policy = dict[str, Any]
@@ -10,11 +11,15 @@ Labels = Mapping[str, str]
 
 
 class Pod(NamedTuple):
-    """``ports`` are its named ones; ``namespace`` None is the one that the policies are in."""
+    """``ports`` are its named ones; ``namespace`` None is the one that the policies are in.
+
+    With an ``address`` it is a host outside of the cluster.
+    """
 
     labels: Labels
     ports: Mapping[str, int] = {}
     namespace: Labels | None = None
+    address: str | None = None
 
 
 def reaches(policies: Iterable[Policy], source: Pod, target: Pod, port: int) -> bool:
@@ -30,7 +35,7 @@ def _lets(
     policies: list[Policy], way: str, side: str, subject: Pod, peer: Pod, target: Pod, port: int
 ) -> bool:
     """A pod that no policy is about is free; of one that some are about, one rule must fit."""
-    if subject.namespace is not None:
+    if subject.namespace is not None or subject.address is not None:
         return True
     about = [
         policy["spec"]
@@ -46,13 +51,25 @@ def _lets(
 
 
 def _is_peer(peer: Policy, pod: Pod) -> bool:
-    unknown = set(peer) - {"namespaceSelector", "podSelector"}
+    unknown = set(peer) - {"namespaceSelector", "podSelector", "ipBlock"}
     assert not unknown, unknown
+    if "ipBlock" in peer or pod.address is not None:
+        return "ipBlock" in peer and _holds(peer["ipBlock"], pod.address)
     if "namespaceSelector" not in peer:
         is_there = pod.namespace is None
     else:
         is_there = _selects(peer["namespaceSelector"], pod.namespace or {})
     return is_there and _selects(peer.get("podSelector", {}), pod.labels)
+
+
+def _holds(block: Policy, address: str | None) -> bool:
+    """A pod without an address is none that rules by addresses are for."""
+    if address is None:
+        return False
+    host = ip_address(address)
+    return host in ip_network(block["cidr"]) and not any(
+        host in ip_network(one) for one in block.get("except", ())
+    )
 
 
 def _has_port(rule: Policy, target: Pod, port: int) -> bool:

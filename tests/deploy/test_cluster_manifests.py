@@ -164,6 +164,17 @@ def test_credentials_come_from_secrets() -> None:
         assert "://" not in yaml.safe_dump(manifest), name_of(manifest)
 
 
+@pytest.mark.parametrize(
+    ("folder", "kind"), [(CLUSTER, "Deployment"), (DEPLOY / "kubernetes", "StatefulSet")]
+)
+def test_pod_has_as_many_threads_as_processors_that_it_requests(folder: Path, kind: str) -> None:
+    (container,) = of_kind(kustomized(folder), kind)["spec"]["template"]["spec"]["containers"]
+    (threads,) = [one for one in container["env"] if one["name"] == "EVERSTREAM_THREADS"]
+    assert threads["valueFrom"] == {"resourceFieldRef": {"resource": "requests.cpu"}}
+    # Kubernetes rounds up.
+    assert container["resources"]["requests"]["cpu"].isdigit()
+
+
 @pytest.mark.parametrize("manifest", ["Deployment", "StatefulSet"])
 def test_pods_may_do_nothing_that_they_do_not_need(manifest: str) -> None:
     pod = of_kind(ALL, manifest)["spec"]["template"]["spec"]

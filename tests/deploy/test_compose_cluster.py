@@ -111,6 +111,12 @@ def test_the_balancer_finds_the_replicas() -> None:
     assert [name for name, service in CLUSTER.items() if "ports" in service] == ["balancer"]
 
 
+def test_replicas_of_one_machine_do_not_each_take_all_processors() -> None:
+    threads = CLUSTER["replica"]["environment"]["EVERSTREAM_THREADS"]
+    assert threads == "${EVERSTREAM_THREADS:-1}"
+    assert "EVERSTREAM_THREADS" in COMPOSE["services"]["everstream"]["environment"]
+
+
 def test_the_database_is_for_the_replicas_alone() -> None:
     assert COMPOSE["networks"]["store"] == {"internal": True}
     within = {name for name, service in CLUSTER.items() if "store" in service.get("networks", ())}

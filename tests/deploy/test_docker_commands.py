@@ -12,9 +12,11 @@ from typer import Context
 from typer.main import get_group
 
 from server.cli.main import app
+from server.config.settings import ServerConfig
 from tests.deploy.manifests import manifests_of
 from tests.docs.blocks import ROOT, USERS_PAGES, shell_lines
 
+DRAIN_S = ServerConfig.model_fields["drain_timeout_s"].default
 COMMANDS = [
     (path.name, line)
     for path in USERS_PAGES
@@ -32,6 +34,7 @@ def parsed(line: str) -> argparse.Namespace:
     build.add_argument("context")
     run = commands.add_parser("run")
     run.add_argument("--rm", action="store_true")
+    run.add_argument("--stop-timeout", type=float, required=True)
     run.add_argument("-p", dest="port", required=True)
     run.add_argument("-v", dest="volumes", action="append", default=[])
     run.add_argument("image")
@@ -58,6 +61,8 @@ def test_docker_commands_name_what_there_is(page: str, line: str) -> None:
     image = given.tag if given.command == "build" else given.image
     assert re.fullmatch(rf"(REGISTRY/)?everstream:{version}", image), page
     if given.command == "run":
+        # Docker's own default, 10 s, ends where the drain does.
+        assert given.stop_timeout >= DRAIN_S + 15, page
         assert f"EXPOSE {given.port.rpartition(':')[2]}" in dockerfile
         mounted = {volume.split(":")[1] for volume in given.volumes}
         assert all(path in dockerfile or path in given.arguments for path in mounted)

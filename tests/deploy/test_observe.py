@@ -6,6 +6,8 @@ Debian's package `prometheus` has both programs.
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import time
@@ -18,6 +20,7 @@ import httpx
 import pytest
 import yaml
 
+from tests.deploy.manifests import kustomized, of_kind
 from tests.docs.blocks import blocks_of
 from tests.reliability.servers import LOCAL, STUCK_S, ServerProcess
 from tests.reserved_port import ReservedPort
@@ -28,6 +31,15 @@ DASHBOARD: dict[str, Any] = json.loads(
     (DEPLOY / "grafana" / "dashboards" / "everstream.json").read_text("utf-8")
 )
 DEADLINE_S = 90.0
+#: Of compose.yaml, and of docs/operate/monitoring.md: for two servers, and for pods.
+CONFIGURATIONS = [
+    (PROMETHEUS / "prometheus.yml").read_text("utf-8"),
+    *(
+        block.text
+        for block in blocks_of(DEPLOY.parent / "docs" / "operate" / "monitoring.md")
+        if block.language == "yaml"
+    ),
+]
 
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="no prometheus (Debian: apt-get install prometheus)"
@@ -46,24 +58,46 @@ def compose() -> dict[str, Any]:
 
 
 @needs_prometheus
-@pytest.mark.parametrize("what", [("config", "prometheus.yml"), ("rules", "alerts.yml")])
-def test_configuration_is_valid(what: tuple[str, str]) -> None:
-    kind, name = what
-    subprocess.run(["promtool", "check", kind, PROMETHEUS / name], check=True, capture_output=True)
+def test_alerts_are_valid() -> None:
+    check_with_promtool("rules", PROMETHEUS / "alerts.yml")
 
 
 @needs_prometheus
-def test_scrape_configuration_of_the_page_is_valid(tmp_path: Path) -> None:
-    """With a file for the key, which has to exist."""
-    path = DEPLOY.parent / "docs" / "operate" / "monitoring.md"
-    (text,) = (block.text for block in blocks_of(path) if block.language == "yaml")
+@pytest.mark.parametrize("text", CONFIGURATIONS, ids=["compose", "servers", "pods"])
+def test_configuration_is_valid(text: str, tmp_path: Path) -> None:
+    """With a file for the key, which has to exist; Debian's Prometheus does not know Kubernetes."""
     config = yaml.safe_load(text)
     (job,) = config["scrape_configs"]
+    job.pop("kubernetes_sd_configs", None)
     key, file = tmp_path / "key", tmp_path / "prometheus.yml"
     key.write_text("es-key", "utf-8")
     job["authorization"]["credentials_file"] = str(key)
+    if "rule_files" in config:
+        config["rule_files"] = [str(PROMETHEUS / name) for name in config["rule_files"]]
     file.write_text(yaml.safe_dump(config), "utf-8")
-    subprocess.run(["promtool", "check", "config", file], check=True, capture_output=True)
+    check_with_promtool("config", file)
+
+
+def check_with_promtool(kind: str, file: Path) -> None:
+    subprocess.run(["promtool", "check", kind, file], check=True, capture_output=True)
+
+
+def test_pods_of_the_manifests_are_scraped() -> None:
+    """They have the labels, the port and the annotations by which the page's job finds them."""
+    (job,) = yaml.safe_load(CONFIGURATIONS[2])["scrape_configs"]
+    keep = {
+        rule["source_labels"][0].removeprefix("__meta_kubernetes_pod_"): rule["regex"]
+        for rule in job["relabel_configs"]
+        if rule["action"] == "keep"
+    }
+    named = {rule["target_label"] for rule in job["relabel_configs"] if "target_label" in rule}
+    assert named == {"namespace", "pod"}
+    for folder, kind in (("kubernetes", "StatefulSet"), ("kubernetes/cluster", "Deployment")):
+        template = of_kind(kustomized(DEPLOY / folder), kind)["spec"]["template"]
+        name = template["metadata"]["labels"]["app.kubernetes.io/name"]
+        assert re.fullmatch(keep["label_app_kubernetes_io_name"], name)
+        (port,) = template["spec"]["containers"][0]["ports"]
+        assert re.fullmatch(keep["container_port_name"], port["name"])
 
 
 def test_the_parts_find_each_other() -> None:
@@ -101,6 +135,19 @@ def test_panels_have_titles_places_and_questions() -> None:
 
 
 @needs_prometheus
+@pytest.mark.process
+def test_server_with_keys_is_scraped_by_the_first_of_them(tmp_path: Path) -> None:
+    keys = "es-first-key-of-a-test,es-second-key-of-a-test"
+    flags = [word for key in keys.split(",") for word in ("--api-key", key)]
+    deadline_s = time.monotonic() + DEADLINE_S
+    with ServerProcess(*flags) as server, prometheus(tmp_path, server.port, keys) as url:
+        values: list[Any] = []
+        while not values and time.monotonic() < deadline_s:
+            values = answer(url, "everstream_slots")
+        assert answer(url, "up")[0]["value"][1] == "1"
+
+
+@needs_prometheus
 @pytest.mark.slow
 def test_every_panel_shows_something(tmp_path: Path) -> None:
     with ServerProcess("--max-sessions", 4) as server, prometheus(tmp_path, server.port) as url:
@@ -125,23 +172,29 @@ def answer(url: str, expression: str) -> list[Any]:
 
 
 @contextmanager
-def prometheus(folder: Path, server_port: int) -> Iterator[str]:
-    """A Prometheus with our configuration, but for the address and the pace; its address."""
+def prometheus(folder: Path, server_port: int, keys: str = "") -> Iterator[str]:
+    """As compose.yaml starts it with ``keys``, but for addresses, paths and pace; its address."""
     config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text("utf-8"))
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    config["scrape_configs"][0]["static_configs"] = [{"targets": [f"{LOCAL}:{server_port}"]}]
-    shutil.copy(PROMETHEUS / "alerts.yml", folder)
+    (job,) = config["scrape_configs"]
+    job["static_configs"] = [{"targets": [f"{LOCAL}:{server_port}"]}]
+    shell, flag, script = compose()["prometheus"]["entrypoint"]
+    for path, there in {
+        job["authorization"]["credentials_file"]: folder / "key",
+        "/etc/prometheus/prometheus.yml": folder / "prometheus.yml",
+        "=/prometheus": f"={folder / 'data'}",
+    }.items():
+        assert script.count(path) == 1
+        script = script.replace(path, str(there))
+    job["authorization"]["credentials_file"] = str(folder / "key")
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config), "utf-8")
     with ReservedPort() as port:
         address = f"{LOCAL}:{port.number}"
-        command = [
-            "prometheus",
-            f"--config.file={folder / 'prometheus.yml'}",
-            f"--storage.tsdb.path={folder / 'data'}",
-            f"--web.listen-address={address}",
-            "--log.level=error",
-        ]
-        process = subprocess.Popen(command)
+        script = script.replace("$$", "$").rstrip()
+        process = subprocess.Popen(
+            [shell, flag, f"{script} --web.listen-address={address} --log.level=error"],
+            env={**os.environ, "EVERSTREAM_API_KEYS": keys},
+        )
         try:
             wait_ready(f"http://{address}", process)
             yield f"http://{address}"

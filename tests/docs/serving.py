@@ -10,7 +10,9 @@ from pathlib import Path
 
 
 @contextmanager
-def serving(words: Sequence[str], folder: Path, environment: dict[str, str]) -> Iterator[None]:
+def serving(
+    words: Sequence[str], folder: Path, environment: dict[str, str]
+) -> Iterator[subprocess.Popen[str]]:
     """From where it says that it listens; it is killed in the end."""
     with (
         (folder / "log").open("w") as log,
@@ -22,6 +24,6 @@ def serving(words: Sequence[str], folder: Path, environment: dict[str, str]) -> 
         try:
             listens = any("/v1/completions" in line for line in process.stdout)
             assert listens, (folder / "log").read_text(encoding="utf-8")
-            yield
+            yield process
         finally:
             process.send_signal(signal.SIGKILL)

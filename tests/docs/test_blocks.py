@@ -48,6 +48,7 @@ RUN = {
         "curl -X POST": OPERATORS,
     },
     "docs/operate/kubernetes.md": {
+        "yaml": "tests/deploy/test_published_model.py",
         "docker": DOCKER,
         "openssl": REPLICAS,
         "PASSWORD=": REPLICAS,
@@ -62,6 +63,7 @@ RUN = {
     "docs/operate/ray.md": {"openssl": REPLICAS},
     "docs/operate/serve-models.md": {
         "everstream pull": OPERATORS,
+        "mkdir": OPERATORS,
         "everstream serve --model small": OPERATORS,
         "curl -X POST": OPERATORS,
     },
@@ -75,6 +77,7 @@ RUN = {
         "everstream": "tests/docs/test_first_chat.py",
         "curl": "tests/docs/test_first_chat.py",
         "ID=": "tests/docs/test_first_chat.py",
+        "kill": "tests/docs/test_first_chat.py",
         "python": OPENAI,
     },
     "docs/start/install.md": {"docker": DOCKER},
@@ -88,9 +91,19 @@ RUN = {
         "curl": "tests/compat/test_durable_streams.py",
         "js": "tests/compat/test_durable_streams.py",
     },
-    "docs/use/examples.md": {"python -m": "tests/docs/test_clients_python.py"},
+    "docs/use/examples.md": {
+        "python -m": "tests/docs/test_clients_python.py",
+        "for i": "tests/docs/test_clients_python.py",
+        'echo "zq': "tests/docs/test_clients_python.py",
+    },
+    "docs/use/move-an-application.md": {
+        "everstream serve": OPENAI,
+        "export": OPENAI,
+        "python": OPENAI,
+    },
     "docs/use/named-states.md": {
         "everstream state make": OPERATORS,
+        "curl http": OPERATORS,
         "curl -X POST": OPERATORS,
     },
     "docs/use/responses.md": {"curl": SHELL, "python": OPENAI},
@@ -120,14 +133,13 @@ NOT_RUN = {
         "pip": "installs into the environment that runs the tests",
         "RAY_": "serves until it is stopped; tests/server/cluster/ray deploys the file",
     },
-    "docs/start/first-chat.md": {"kill": "would end other servers of the machine"},
     "docs/start/install.md": {
         "PIP_EXTRA_INDEX_URL": "installs torch, from an index that the reader names",
         "make": "installs an environment; tests/test_makefile.py has make's own tests",
         "python3 -m venv": "takes minutes; `make docker-check` does it",
         "everstream-env": "takes minutes; tests/test_packaging.py has the extras",
     },
-    "docs/use/examples.md": {"everstream serve": "serves until it is stopped"},
+    "docs/use/examples.md": {". .venv": "serves until it is stopped"},
 }
 
 

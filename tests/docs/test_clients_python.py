@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.clients.standalone import CLIENT, ROOT, Standalone, python_blocks
-from tests.docs.pages import page
+from tests.docs.blocks import blocks_of
+from tests.docs.pages import DOCS, page
 from tests.reliability.servers import ServerProcess
 
 pytestmark = pytest.mark.process
@@ -20,7 +21,13 @@ pytestmark = pytest.mark.process
 GUIDE = page("clients-python.md")
 README = (CLIENT / "README.md").read_text("utf-8")
 BLOCKS = python_blocks(GUIDE) + python_blocks(README)
-COMMANDS = re.findall(r"(?m)^python (-m clients\.examples\..*)$", GUIDE + page("examples.md"))
+EXAMPLES = DOCS / "use" / "examples.md"
+COMMANDS = [
+    command
+    for text in (GUIDE, page("examples.md"))
+    for command in re.findall(r"(?m)^python (-m clients\.examples\..*)$", text)
+    if "examples.follow" not in command
+]
 ADDRESS = "http://127.0.0.1:8000"
 
 
@@ -36,7 +43,7 @@ def standalone(tmp_path_factory: pytest.TempPathFactory) -> Standalone:
 
 
 def test_pages_have_what_is_tested() -> None:
-    assert (len(python_blocks(GUIDE)), len(python_blocks(README)), len(COMMANDS)) == (9, 2, 5)
+    assert (len(python_blocks(GUIDE)), len(python_blocks(README)), len(COMMANDS)) == (9, 2, 4)
     assert "pip install ./clients/python" in GUIDE
     assert "pip install ./clients/python" in README
 
@@ -50,16 +57,32 @@ def test_block_runs_where_only_the_client_is(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_command_runs_as_written(server_url: str, command: str, tmp_path: Path) -> None:
-    """But for `follow`, which would wait for more of its file."""
+def test_command_runs_as_written(server_url: str, command: str) -> None:
     words = [sys.executable, *shlex.split(command), "--url", server_url]
-    if "story.txt" in words:
-        story = tmp_path / "story.txt"
-        story.write_text("Once upon a time there was a fox.\n" * 60 + "zq#7 @@@ 0x1F !!\n", "utf-8")
-        words = [str(story) if word == "story.txt" else word for word in words] + ["--once"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("\n") > (0 if "--once" in words else 2)
+    assert done.stdout.count("\n") > 2
+
+
+def test_line_that_is_added_to_the_followed_file_is_printed(
+    server_url: str, tmp_path: Path
+) -> None:
+    follow, add = (
+        block.text.replace("story.txt", str(tmp_path / "story.txt"))
+        for block in blocks_of(EXAMPLES)
+        if "story.txt" in block.text
+    )
+    prepare, command = follow.splitlines()
+    subprocess.run(["bash", "-ec", prepare], check=True)
+    words = [sys.executable, *shlex.split(command)[1:], "--url", server_url]
+    with subprocess.Popen(
+        words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert "waiting for more lines" in process.stderr.readline()
+        subprocess.run(["bash", "-ec", add], check=True)
+        assert "zq#7" in process.stdout.readline()
+        process.kill()
 
 
 def test_package_brings_nothing_of_the_server(standalone: Standalone) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -64,7 +63,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     for name in ("small", "large", "new"):
         write_model(folder / "runs" / name)
-    (folder / "system.txt").write_text("You are a fox.", encoding="utf-8")
     return folder
 
 
@@ -79,19 +77,23 @@ def test_folder_is_backed_up_checked_and_restored(tmp_path: Path) -> None:
         text = block(page, first).text.replace("/var/lib/everstream", str(store))
         return text.replace("/srv/backups", str(backups))
 
-    with ServerProcess("--store", store) as server:
+    keys, key = ("--api-key", "es-key-of-a-tenant"), {"api-key": "es-key-of-a-tenant"}
+    with ServerProcess("--store", store, *keys) as server:
         body = {"prompt": "Once", "max_tokens": 5, "keep": True}
-        made = httpx.post(f"{server.url}/v1/completions", json=body, timeout=STUCK_S).json()
+        url = f"{server.url}/v1/completions"
+        made = httpx.post(url, json=body, headers=key, timeout=STUCK_S).json()
         shell(here("operate/backup.md", "everstream store backup"), tmp_path)
         shell(here("operate/upgrade.md", "everstream store backup"), tmp_path)
     assert "whole" in shell(here("operate/backup.md", "everstream store check"), tmp_path)
     shell(here("operate/upgrade.md", "everstream store new-id"), tmp_path)
     *lines, serve = here("operate/backup.md", "cp -a").splitlines()
     shell("\n".join(lines), tmp_path)
-    with ServerProcess(*shlex.split(serve)[2:]) as server:
-        status, text = server.get(f"/v1/sessions/{made['session']}")
-    assert status == 200
-    assert json.loads(text)["position"] == made["position"]
+    with ServerProcess(*shlex.split(serve)[2:], *keys) as server:
+        url = f"{server.url}/v1/sessions/{made['session']}"
+        restored = httpx.get(url, headers=key, timeout=STUCK_S)
+    assert (restored.status_code, restored.json()["position"]) == (200, made["position"])
+    with ServerProcess(*shlex.split(serve)[2:]) as server:  # without the keys
+        assert server.get(f"/v1/sessions/{made['session']}")[0] == 404
 
 
 # Keys
@@ -127,22 +129,23 @@ def test_models_are_loaded_and_unloaded_while_the_server_runs(models: Path) -> N
     assert [model["id"] for model in named] == ["small", "large"]
 
 
-def test_named_state_is_made_served_and_replaced(models: Path, tmp_path: Path) -> None:
-    for name in ("runs", "system.txt"):
-        (tmp_path / name).symlink_to(models / name)
+def test_named_state_is_made_served_and_replaced(tmp_path: Path) -> None:
     *make, serve = block("use/named-states.md", "everstream state make").text.splitlines()
-    assert "You are a fox." in shell("\n".join(make), tmp_path)
-    with serving(serve_words(serve), tmp_path, dict(os.environ)):
-        pass
-    flags = ("--model", models / "runs" / "small", "--admin-key", ADMIN_KEY)
+    assert "a clever fox." in shell("\n".join(make), tmp_path)
+    flags = [
+        word.replace("=assistant.state", f"={tmp_path / 'assistant.state'}")
+        for word in shlex.split(serve)[2:]
+    ]
     with ServerProcess(*flags) as server:
+        (answer,) = asked(block("use/named-states.md", "curl http").text, server, tmp_path)
+    assert json.loads(answer)["choices"][0]["text"]
+    with ServerProcess("--admin-key", ADMIN_KEY) as server:
         asked(block("use/named-states.md", "curl -X POST").text, server, tmp_path)
         left = json.loads(server_get(server, "/v1/admin/states"))
     assert left["data"] == []
 
 
-def test_state_of_the_terminal_page_is_made(models: Path, tmp_path: Path) -> None:
-    shutil.copy(models / "system.txt", tmp_path)
+def test_state_of_the_terminal_page_is_made(tmp_path: Path) -> None:
     made = shell(block("use/terminal.md", "everstream state make").text, tmp_path)
     assert "You are a fox." in made
 
@@ -186,7 +189,7 @@ def hub(models: Path, tmp_path: Path) -> Iterator[dict[str, str]]:
 def test_models_of_the_hub_are_pulled_served_and_removed(
     hub: dict[str, str], tmp_path: Path
 ) -> None:
-    for line in block("operate/serve-models.md", "everstream pull").text.splitlines():
+    for line in block("operate/serve-models.md", "everstream pull OWNER/NAME  ").text.splitlines():
         if line.startswith("everstream serve"):
             words = [*serve_words(line), "--store", "memory"]
             with serving(words, tmp_path, hub):
@@ -194,3 +197,24 @@ def test_models_of_the_hub_are_pulled_served_and_removed(
         printed = shell(line, tmp_path, **hub)
         if line.startswith("everstream models "):
             assert "OWNER/NAME" in printed
+
+
+def test_model_of_the_hub_is_served_on_a_machine_without_internet(
+    hub: dict[str, str], tmp_path: Path
+) -> None:
+    """Another home in the place of another machine, and a hub that does not answer."""
+    page = "operate/serve-models.md"
+    default = "unset HF_HOME HF_HUB_CACHE XDG_CACHE_HOME\n"
+    online, offline = ({"HOME": str(tmp_path / name)} for name in ("online", "offline"))
+    offline["HF_ENDPOINT"] = "http://127.0.0.1:9"
+    pack = block(page, "everstream pull OWNER/NAME --file small").text
+    shell(default + pack, tmp_path, **hub | online)
+    *unpack, serve = block(page, "mkdir").text.splitlines()
+    shell(default + "\n".join(unpack), tmp_path, **hub | offline)
+    variable, _, serve = serve.partition(" ")
+    assert variable == "HF_HUB_OFFLINE=1"
+    environment = {**hub, **offline, "HF_HUB_OFFLINE": "1"}
+    for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME"):
+        environment.pop(name, None)
+    with serving([*serve_words(serve), "--store", "memory"], tmp_path, environment):
+        pass

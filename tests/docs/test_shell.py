@@ -16,7 +16,7 @@ from typer import Context
 from typer.main import get_group
 
 from server.cli.main import app
-from tests.docs.blocks import ROOT, shell_lines
+from tests.docs.blocks import ROOT, USERS_PAGES, shell_lines
 from tests.docs.pages import DOCS
 from tests.reliability.servers import ServerProcess
 
@@ -27,8 +27,8 @@ PAGES += sorted(ROOT.glob("model/bundled/README.md"))
 ADDRESS = "http://127.0.0.1:8000"
 #: What a reader puts in, and what other blocks have made.
 PLACEHOLDERS = ("ADMIN_KEY", "$ID", "sess_...")
-#: With a server that was started in a way of its own: test_chat.py asks it.
-ELSEWHERE = ("reasoning_effort",)
+#: With a server that was started in a way of its own: test_chat.py and test_operators.py ask it.
+ELSEWHERE = ("reasoning_effort", '"state": "assistant"')
 
 
 def asking() -> list[tuple[str, str]]:
@@ -68,6 +68,24 @@ def test_command_and_its_flags_exist(page: str, line: str) -> None:
     known = {flag for option in command.params for flag in option.opts}
     given = {word.partition("=")[0] for word in words if word.startswith("--")}
     assert given <= known | {"--help"}, page
+
+
+INSTALLS = [
+    (path.name, line)
+    for path in USERS_PAGES
+    for line in shell_lines(path)
+    if re.search(r"pip install .*(?<=['\s])(\.|everstream-)", line) and "clients/python" not in line
+]
+
+
+@pytest.mark.parametrize(("page", "line"), INSTALLS)
+def test_installs_of_everstream_have_tested_versions(page: str, line: str) -> None:
+    assert "--constraint constraints.txt" in line
+
+
+def test_a_service_is_not_installed_without_the_native_runtime() -> None:
+    (line,) = (line for page, line in INSTALLS if page == "deploy.md")
+    assert "EVERSTREAM_REQUIRE_NATIVE=1" in line
 
 
 def test_pages_have_commands_and_questions() -> None:

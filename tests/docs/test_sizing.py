@@ -11,6 +11,7 @@ from model.bundled_models import bundled_models
 from model.checkpoint import load_checkpoint
 from model.state import StateLayout
 from model.weights import num_parameters
+from server.cli.inspect import SERVED_BYTES
 from server.config.settings import SHARED_SAVE_INTERVAL
 from server.store.saving import StoreLimits
 from server.store.sqlite.database import FILE_NAME
@@ -63,6 +64,17 @@ def test_log_of_a_million_tokens_has_the_size_that_the_page_says(tmp_path: Path)
     megabytes = (tmp_path / FILE_NAME).stat().st_size / number
     assert 40 < megabytes < 50
     assert "about 45 MB for each million tokens" in flowed(TEXT)
+
+
+def test_memory_beyond_the_weights_is_that_of_the_results() -> None:
+    sizes = json.loads((RESULTS / "checkpoint_sizes.json").read_text())["sizes"]
+    beyond = [
+        loaded["steady_bytes"] / 1e6 - SERVED_BYTES[loaded["dtype"]] * size["parameters"] / 1e6
+        for size in sizes
+        for loaded in size["loading"]
+    ]
+    assert f"{min(beyond):.0f} to {max(beyond):.0f} MB" == "178 to 432 MB"
+    assert "180 to 430 MB" in TEXT
 
 
 def test_figures_are_those_of_the_results() -> None:

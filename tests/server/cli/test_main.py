@@ -12,7 +12,9 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
-from model.bundled_models import DEFAULT_NAME, bundled_models
+from model.bundled_models import DEFAULT_MODEL, DEFAULT_NAME, bundled_models
+from model.checkpoint import load_checkpoint
+from model.native.runtime import Runtime
 from server.cli.greeting import invite
 from server.cli.main import app
 from server.config.settings import ServerConfig
@@ -53,6 +55,16 @@ def test_inspect_shows_state_and_cache(folder: Path) -> None:
     assert f"{2 * (2 * 16 * 16 + 3 * 96) * 4 / 1024:.4g} KiB" in result.stdout
     assert f"{2 * 2 * 2 * 16 * 2 * 1_000_000 / 2**20:.4g} MiB" in result.stdout
     assert "1,000,000" in result.stdout
+
+
+def test_inspect_shows_what_the_weights_take_in_memory() -> None:
+    """Of the bundled model; the runtime holds scales, vectors in float32 and padding as well."""
+    checkpoint = load_checkpoint(DEFAULT_MODEL)
+    shown = re.search(r"(\d+) MB in bfloat16, (\d+) MB in int8", run("inspect").stdout)
+    assert shown is not None
+    for megabytes, dtype in zip(shown.groups(), ("bfloat16", "int8"), strict=True):
+        held = Runtime(checkpoint.config, checkpoint.weights, dtype).num_bytes / 1e6
+        assert int(megabytes) <= held < 1.25 * int(megabytes), dtype
 
 
 def test_model_with_a_growing_cache_cannot_be_served(tmp_path: Path) -> None:
