@@ -24,8 +24,9 @@ BUILD_TOOLS := scikit-build-core nanobind cmake ninja
 PIP := $(BIN)/python -m pip install --no-compile
 # Errors only: where an index is slow or incomplete, pip warns once for each package.
 INSTALL := $(PIP) --quiet --quiet
-# Verbose, because only then pip passes on what Ninja says.
-INSTALL_NATIVE := $(PIP) --verbose --no-build-isolation --no-deps --editable .
+# Verbose, because only then pip passes on what Ninja says. pip refuses constraints of a build environment that it
+# does not make.
+INSTALL_NATIVE := PIP_BUILD_CONSTRAINT= $(PIP) --verbose --no-build-isolation --no-deps --editable .
 # The packages of Everstream and of the extras in the brackets that follow.
 INSTALL_PACKAGES = $(BIN)/python deploy/requirements '$(1)' | $(PIP) --no-warn-conflicts --requirement /dev/stdin
 # An old pip takes twice as long as a new one to choose among the files of an index.

@@ -98,7 +98,7 @@ def _native(checkpoint: Checkpoint, dtype: str, threads: int) -> Backend:
     weights.log(logger)
     if line := better_level_exists():
         logger.warning(line)
-    logger.info(
+    logger.debug(
         "the native runtime runs the model: %s, %s weights, %d threads",
         *(runtime.level, runtime.held, threads),
     )
