@@ -30,7 +30,8 @@ INSTALL_NATIVE := PIP_BUILD_CONSTRAINT= $(PIP) --verbose --no-build-isolation --
 # The packages of Everstream and of the extras in the brackets that follow.
 INSTALL_PACKAGES = $(BIN)/python deploy/requirements '$(1)' | $(PIP) --no-warn-conflicts --requirement /dev/stdin
 # An old pip takes twice as long as a new one to choose among the files of an index.
-INSTALL_TOOLS := $(INSTALL) --upgrade pip && $(INSTALL) $(BUILD_TOOLS)
+INSTALL_TOOLS := $(BIN)/python deploy/bundled-pip install --no-compile --quiet --quiet --upgrade pip && \
+	$(INSTALL) $(BUILD_TOOLS)
 CHROMIUM := $(firstword $(foreach name,chromium chromium-browser google-chrome,$(shell command -v $(name) 2>/dev/null)))
 HAS_NATIVE := $(BIN)/python -c 'import model.ops.cpu._native as native; native.levels()[0]' 2>/dev/null
 NOTE_TOOLCHAIN = if $(HAS_NATIVE); then rm -f $(VENV)/.toolchain; else $(FIND_TOOLCHAIN) >$(VENV)/.toolchain; fi
@@ -157,7 +158,7 @@ clean: ## Removes the environment, build outputs and caches
 # an interrupted install is repeated. The build tools are installed first, so that unchanged files are not
 # compiled again.
 $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE) $(TOOLCHAIN) | $(BIN)/python
-	@echo "Installing Everstream into $(VENV): 80 MB to download, 350 MB on disk."
+	@echo "Installing Everstream into $(VENV): 80 MB to download, 400 MB on disk."
 	@echo "  1/2 The build tools"
 	@$(INSTALL_TOOLS)
 	@echo "  2/2 The native runtime, compiled for this processor, and meanwhile all packages"
@@ -199,4 +200,4 @@ $(BIN)/python:
 		echo "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' || { \
 		echo "'$(PYTHON)' cannot make virtual environments (Debian: apt-get install python3-venv)." >&2; exit 1; }
-	@$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv --without-pip $(VENV)

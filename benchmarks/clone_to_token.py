@@ -1,8 +1,8 @@
 """Seconds from `git clone` to the first token of `make serve`, as a newcomer has it.
 
-A clone of this tree's last commit in a folder of its own, without pip's cache of packages. Shown are
-the seconds to the server's address and to the first token, the longest silence of the terminal
-between them, and the processor time that all of it took. The terminal is a pipe, which shows least.
+A clone of this tree's last commit in a folder of its own, without pip's cache of packages. Shown
+are the seconds to the server's address and to the first token, the longest silence of the terminal
+between them, and the processor time of all. The terminal is a pipe, which shows least.
 """
 
 from __future__ import annotations

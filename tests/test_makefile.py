@@ -21,6 +21,7 @@ case "$*" in
     echo "$*" >> "$LOG"
     case "$*" in *--requirement*) cat >> "$LOG"; echo >> "$LOG";; esac
     if command -v g++ >/dev/null; then touch "$TREE/built"; fi;;
+  "deploy/bundled-pip"*) echo "$*" >> "$LOG";;
   "deploy/requirements"*) printf "packages of [%s]" "$2";;
   "deploy/progress"*) shift; for command; do sh -c "$command" || exit; done;;
   "-m pytest"*) for word; do echo "$word"; done >> "$LOG";;
@@ -113,6 +114,7 @@ def tree(tmp_path: Path) -> Tree:
 def test_with_a_compiler_torch_is_not_installed(tree: Tree) -> None:
     tree.add_compiler()
     asked, said = tree.serve()
+    assert asked[0].startswith("deploy/bundled-pip install") and asked[0].endswith("--upgrade pip")
     assert projects(asked) == [".", "[]"]
     assert "MB to download" in said
     assert "torch" not in said
