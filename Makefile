@@ -19,12 +19,21 @@ define FIND_TOOLCHAIN
 { for name in $(CXX) c++ g++ clang++; do command -v $$name; done; \
 	$(BIN)/python -c 'import os, sysconfig; print(os.path.exists(sysconfig.get_path("include") + "/Python.h"))'; }
 endef
-# Errors only: where an index is slow or incomplete, pip warns once for each package.
-INSTALL := $(BIN)/python -m pip install --quiet --quiet
-CHROMIUM := $(firstword $(foreach name,chromium chromium-browser google-chrome,$(shell command -v $(name) 2>/dev/null)))
 BUILD_TOOLS := scikit-build-core nanobind cmake ninja
-LARGEST := torch transformers 'ray[serve]'
-HAS_NATIVE := $(BIN)/python -c 'import model.ops.cpu._native' 2>/dev/null
+# Modules are compiled to bytecode when they are first imported: most never are.
+PIP := $(BIN)/python -m pip install --no-compile
+# Errors only: where an index is slow or incomplete, pip warns once for each package.
+INSTALL := $(PIP) --quiet --quiet
+# Verbose, because only then pip passes on what Ninja says. pip refuses constraints of a build environment that it
+# does not make.
+INSTALL_NATIVE := PIP_BUILD_CONSTRAINT= $(PIP) --verbose --no-build-isolation --no-deps --editable .
+# The packages of Everstream and of the extras in the brackets that follow.
+INSTALL_PACKAGES = $(BIN)/python deploy/requirements '$(1)' | $(PIP) --no-warn-conflicts --requirement /dev/stdin
+# An old pip takes twice as long as a new one to choose among the files of an index.
+INSTALL_TOOLS := $(BIN)/python deploy/bundled-pip install --no-compile --quiet --quiet --upgrade pip && \
+	$(INSTALL) $(BUILD_TOOLS)
+CHROMIUM := $(firstword $(foreach name,chromium chromium-browser google-chrome,$(shell command -v $(name) 2>/dev/null)))
+HAS_NATIVE := $(BIN)/python -c 'import model.ops.cpu._native as native; native.levels()[0]' 2>/dev/null
 NOTE_TOOLCHAIN = if $(HAS_NATIVE); then rm -f $(VENV)/.toolchain; else $(FIND_TOOLCHAIN) >$(VENV)/.toolchain; fi
 WITHOUT_NATIVE := The native runtime was not built, so the server runs on torch, many times slower. \
 	Install a C++ compiler and Python's headers (Debian: apt-get install g++ python3-dev) and run make again.
@@ -149,15 +158,13 @@ clean: ## Removes the environment, build outputs and caches
 # an interrupted install is repeated. The build tools are installed first, so that unchanged files are not
 # compiled again.
 $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE) $(TOOLCHAIN) | $(BIN)/python
-	@echo "Installing Everstream into $(VENV): 80 MB to download, 320 MB on disk."
-	@echo "  1/3 The build tools"
-	@$(INSTALL) $(BUILD_TOOLS)
-	@echo "  2/3 The native runtime: compiled in a minute or two"
-	@$(INSTALL) --no-build-isolation --no-deps --editable .
-	@echo "  3/3 The packages that Everstream needs"
-	@$(INSTALL) --no-build-isolation --editable .
+	@echo "Installing Everstream into $(VENV): 80 MB to download, 400 MB on disk."
+	@echo "  1/2 The build tools"
+	@$(INSTALL_TOOLS)
+	@echo "  2/2 The native runtime, compiled for this processor, and meanwhile all packages"
+	@$(BIN)/python deploy/progress "$(INSTALL_NATIVE)" "$(call INSTALL_PACKAGES)"
 	@$(HAS_NATIVE) || { echo "$(WITHOUT_NATIVE)"; echo "$(TORCH_SIZE)"; } >&2
-	@$(HAS_NATIVE) || $(INSTALL) --no-build-isolation --editable '.[torch]'
+	@$(HAS_NATIVE) || $(BIN)/python deploy/progress "$(call INSTALL_PACKAGES,torch)"
 	@$(NOTE_TOOLCHAIN)
 	@touch $@
 
@@ -165,18 +172,14 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE) $(TOOLCHAIN) | $(BI
 $(VENV)/.toolchain: FORCE
 	@$(FIND_TOOLCHAIN) | cmp -s - $@ || touch $@
 
-# The packages that take longest to unpack are installed while the first build compiles.
 $(VENV)/.installed-dev: pyproject.toml constraints.txt tests/oracle-packages.txt $(NATIVE) $(TOOLCHAIN) | $(BIN)/python
 	@echo "Installing Everstream and its test tools into $(VENV): minutes the first time."
 	@echo "$(TORCH_SIZE)"
-	@echo "  1/4 The build tools"
-	@$(INSTALL) $(BUILD_TOOLS)
-	@echo "  2/4 The native runtime, compiled, and meanwhile torch, transformers and Ray"
-	@$(INSTALL) --no-warn-conflicts $(LARGEST) & $(INSTALL) --no-build-isolation --no-deps --editable .; built=$$?; \
-		wait $$! && exit $$built
-	@echo "  3/4 All other packages"
-	@$(INSTALL) --no-build-isolation --editable '.[dev]'
-	@echo "  4/4 Packages that tests compare with"
+	@echo "  1/3 The build tools"
+	@$(INSTALL_TOOLS)
+	@echo "  2/3 The native runtime, compiled for this processor, and meanwhile all packages"
+	@$(BIN)/python deploy/progress "$(INSTALL_NATIVE)" "$(call INSTALL_PACKAGES,dev)"
+	@echo "  3/3 Packages that tests compare with"
 	@$(INSTALL) --no-deps --requirement tests/oracle-packages.txt
 	@$(HAS_NATIVE) || echo "$(WITHOUT_NATIVE)" >&2
 	@$(NOTE_TOOLCHAIN)
@@ -197,4 +200,4 @@ $(BIN)/python:
 		echo "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' || { \
 		echo "'$(PYTHON)' cannot make virtual environments (Debian: apt-get install python3-venv)." >&2; exit 1; }
-	@$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv --without-pip $(VENV)

@@ -19,7 +19,11 @@ PYTHON = """#!/bin/sh
 case "$*" in
   "-m pip install"*)
     echo "$*" >> "$LOG"
+    case "$*" in *--requirement*) cat >> "$LOG"; echo >> "$LOG";; esac
     if command -v g++ >/dev/null; then touch "$TREE/built"; fi;;
+  "deploy/bundled-pip"*) echo "$*" >> "$LOG";;
+  "deploy/requirements"*) printf "packages of [%s]" "$2";;
+  "deploy/progress"*) shift; for command; do sh -c "$command" || exit; done;;
   "-m pytest"*) for word; do echo "$word"; done >> "$LOG";;
   *_native*) test -e "$TREE/built";;
   *) echo header;;
@@ -53,7 +57,7 @@ class Tree:
             (path / name).touch()
         self.tools = path / "tools"
         self.tools.mkdir()
-        for name in ("sh", "touch", "cmp", "rm", "test", "make", "sed", "expand"):
+        for name in ("sh", "touch", "cmp", "rm", "test", "make", "sed", "expand", "cat"):
             (self.tools / name).symlink_to(shutil.which(name) or name)
         (path / ".venv/bin").mkdir(parents=True)
         self._script(path / ".venv/bin/python", PYTHON)
@@ -98,8 +102,8 @@ class Tree:
 
 
 def projects(asked: list[str]) -> list[str]:
-    """What pip was asked to install from the tree, in order."""
-    return [name for line in asked if (name := line.rpartition(" ")[2]).startswith(".")]
+    """What pip was asked to install of the tree, and of which extras the packages, in order."""
+    return [line.rpartition(" ")[2] for line in asked if line.endswith((" .", "]"))]
 
 
 @pytest.fixture
@@ -110,21 +114,29 @@ def tree(tmp_path: Path) -> Tree:
 def test_with_a_compiler_torch_is_not_installed(tree: Tree) -> None:
     tree.add_compiler()
     asked, said = tree.serve()
-    assert projects(asked) == [".", "."]
+    assert asked[0].startswith("deploy/bundled-pip install") and asked[0].endswith("--upgrade pip")
+    assert projects(asked) == [".", "[]"]
     assert "MB to download" in said
     assert "torch" not in said
 
 
-def test_install_says_how_far_it_is_and_keeps_pip_quiet(tree: Tree) -> None:
+def test_tests_are_installed_with_what_they_compare_with(tree: Tree) -> None:
     tree.add_compiler()
-    asked, said = tree.serve()
-    assert [line[2:5] for line in said.splitlines()[1:-1]] == ["1/3", "2/3", "3/3"]
-    assert all("--quiet --quiet" in line for line in asked)
+    tree.make(".venv/.installed-dev")
+    asked = tree.log.read_text().splitlines()
+    assert projects(asked) == [".", "[dev]"]
+    assert asked[-2].endswith("--no-deps --requirement tests/oracle-packages.txt")
+
+
+def test_install_says_how_far_it_is(tree: Tree) -> None:
+    tree.add_compiler()
+    _, said = tree.serve()
+    assert [line[2:5] for line in said.splitlines()[1:-1]] == ["1/2", "2/2"]
 
 
 def test_without_a_compiler_torch_is_installed_with_a_hint(tree: Tree) -> None:
     asked, said = tree.serve()
-    assert projects(asked) == [".", ".", ".[torch]"]
+    assert projects(asked) == [".", "[]", "[torch]"]
     assert "Install a C++ compiler and Python's headers" in said
     assert "2.8 GB" in said
 
@@ -133,7 +145,7 @@ def test_a_compiler_that_was_added_is_used(tree: Tree) -> None:
     tree.serve()
     tree.add_compiler()
     asked, said = tree.serve()
-    assert projects(asked) == [".", "."]
+    assert projects(asked) == [".", "[]"]
     assert "was not built" not in said
 
 

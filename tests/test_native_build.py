@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import re
 import shutil
 import subprocess
@@ -35,6 +37,18 @@ def test_levels_share_no_inline_code() -> None:
     for level in (name for name in targets if name.startswith("kernels_")):
         elsewhere = set().union(*(found for name, found in targets.items() if name != level))
         assert targets[level] & elsewhere == set(), level
+
+
+def test_module_has_the_levels_that_were_asked_for() -> None:
+    """CI builds all, so that its tests go over all that its processor has; others take the best."""
+    if not built():
+        return
+    module = importlib.import_module("model.ops.cpu._native")
+    best = module.processor_levels()[0]
+    every = ["neon"] if best == "neon" else ["v4dot", "v4", "v3", "v2"]
+    asked = os.environ.get("EVERSTREAM_LEVELS", "native")
+    assert module.built_levels() == {"all": every, "native": [best]}[asked]
+    assert module.levels() == [level for level in every if level in module.built_levels()]
 
 
 def built() -> list[Path]:

@@ -56,9 +56,8 @@ def places() -> Iterator[Place]:
     readme = "README.md"
     yield Place(readme, r"everstream-stories` has (\S+) parameters", millions)
     yield Place(readme, r"constant: (\S+ \S+) for the bundled model", state)
-    row = r"\| a KV cache of that shape at 100,000 tokens \| none \| (.*) \| none \|\n"
-    yield Place(readme, row, " | ".join([cache] * 3))
-    yield Place(readme, r"each token \((\S+) in bfloat16\)", f"{per_token:,}")
+    yield Place(readme, r"shape would need (\S+) bytes in bfloat16", f"{per_token:,}")
+    yield Place(readme, r"prints: (\S+ MiB) at 100,000 tokens", cache)
     cells = r"\| tokens/s, one stream[^|]*\| ([^|]* \| [^|]*) \|"
     yield Place(readme, cells, " | ".join(comparison_cells()))
     counts = [f"{memory // num_bytes:,}" for memory in (DEFAULT_STATE_MEMORY_BYTES, 2 << 30)]

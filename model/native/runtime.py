@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from model.architectures.config import Config
 from model.files import ConfigError, FileError
+from model.native.levels import better_level, why_none_runs
 from model.native.options import covers, native_options
 from model.state import StateLayout
 from model.tensor_spec import Shape
@@ -30,7 +31,16 @@ if TYPE_CHECKING:
 try:
     _module: ModuleType | None = importlib.import_module("model.ops.cpu._native")
 except ImportError as error:
-    _module, _reason = None, str(error)
+    # `make serve` installs again once there is a compiler.
+    _module = None
+    _reason = (
+        f"it was not built ({error}); install a C++ compiler and Python's headers (Debian: apt-get"
+        " install g++ python3-dev), then run `make serve` or `pip install` again"
+    )
+if _module is not None:
+    _lacks = why_none_runs(_module.built_levels(), _module.processor_levels())
+    if _lacks:
+        _module, _reason = None, _lacks
 
 #: How weights are kept; the names are those of ``everstream serve --dtype``.
 DTYPES = ("float32", "bfloat16", "int8", "int4")
@@ -60,12 +70,23 @@ class NativeError(ValueError):
 
 
 def built() -> bool:
-    """Whether the extension module is there; without a compiler an install leaves it out."""
+    """Whether the extension module is there, with a level that runs on this processor."""
     return _module is not None
 
 
+def why_not_built() -> str | None:
+    """Why not, in one line; None where it is `built`."""
+    return None if built() else _reason
+
+
+def better_level_exists() -> str | None:
+    """One line where this processor has a better level than those that were compiled."""
+    module = _built()
+    return better_level(module.built_levels(), module.processor_levels())
+
+
 def levels() -> list[str]:
-    """The levels of vector instructions that run on this machine, the best one first."""
+    """The levels of vector instructions that were compiled and run here, the best one first."""
     names: list[str] = _built().levels()
     return names
 
@@ -96,7 +117,9 @@ class Runtime:
             raise NativeError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
         if level is not None and level not in module.levels():
             known = ", ".join(module.levels())
-            raise NativeError(f"level must be one of {known} on this machine, not {level!r}")
+            raise NativeError(
+                f"level must be one of {known}, which were compiled and run here, not {level!r}"
+            )
         if threads < 1:
             raise NativeError(f"threads must be at least 1, not {threads}")
         num_ids = config.vocab_size if num_ids is None else num_ids
@@ -380,7 +403,7 @@ class _Source:
 
 def _built() -> Any:
     if _module is None:
-        raise NativeError(f"the native runtime was not built: {_reason}")
+        raise NativeError(f"the native runtime is not there: {_reason}")
     return _module
 
 

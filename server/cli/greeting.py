@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 from ipaddress import ip_address
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -25,6 +26,16 @@ Or keep it private:  --host 127.0.0.1, or a container port published there
 ****************************************************************************
 """
 
+#: What the bundled models are for, by name; the page of models/bundled says more.
+PURPOSES = {
+    "everstream-stories": "continues stories and answers no questions",
+    "everstream-elu": "is there to look at a state of sums",
+    "everstream-vq": "is there to look at a state of codewords",
+}
+_PAGES = Path(__file__).parents[2] / "docs" / "README.md"
+#: A clone has the pages; an installed package says what it has.
+DOCUMENTATION = str(_PAGES) if _PAGES.is_file() else "everstream --help"
+
 
 def greet(config: ServerConfig, models: Models, port: int) -> None:
     """Prints what is served, and how to try it."""
@@ -33,8 +44,9 @@ def greet(config: ServerConfig, models: Models, port: int) -> None:
     for version in models.versions:
         info, backend = version.service.model, version.service.transfer.identity.backend
         where = "on torch" if backend == "torch" else "on the native runtime"
+        purpose = f", which {PURPOSES[info.name]}" if info.name in PURPOSES else ""
         typer.echo(
-            f"Everstream serves {info.name}: {info.parameters / 1e6:.1f}M parameters,"
+            f"Everstream serves {info.name}{purpose}: {info.parameters / 1e6:.1f}M parameters,"
             f" {info.attention}, {info.dtype}, {where}.\n"
             f"{info.max_sessions:,} sessions of {format_bytes(info.state_bytes_per_session)} each,"
             f" {_growth(info)}.\n"
@@ -62,8 +74,17 @@ def _openable(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def _kept(store: str | None) -> str:
+    """Where; the address of a database may have a password in it."""
+    if store is None or store == "memory":
+        return "in memory, and end with the server"
+    if "://" in store:
+        return "in the database"
+    return f"in {store}"
+
+
 def invite(config: ServerConfig, port: int) -> None:
-    """Prints a line that can be pasted to see tokens stream."""
+    """Prints a line that can be pasted to see tokens stream, and what comes after it."""
     from model.bundled_models import DEFAULT_NAME, bundled_models
 
     url = f"http://{_openable(config.host)}:{port}"
@@ -73,6 +94,10 @@ def invite(config: ServerConfig, port: int) -> None:
         f"Open {url}/ or paste:\n\n"
         f"  curl -N {url}/v1/completions {key}-H 'Content-Type: application/json'"
         f" -d '{json.dumps(body)}'\n"
+    )
+    typer.echo(
+        f"Sessions are kept {_kept(config.store)} (--store). Ctrl-C stops the server.\n"
+        f"Documentation: {DOCUMENTATION}\n"
     )
     others = [name for name in bundled_models() if name != DEFAULT_NAME]
     if config.model[0].source is None and others:

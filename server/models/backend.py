@@ -9,7 +9,15 @@ from typing import Literal
 
 from model.architectures.config import Config
 from model.checkpoint import Checkpoint
-from model.native.runtime import HELD_FILES, NATIVE_DTYPES, NativeError, Runtime, built, num_cores
+from model.native.runtime import (
+    HELD_FILES,
+    NATIVE_DTYPES,
+    NativeError,
+    Runtime,
+    better_level_exists,
+    num_cores,
+    why_not_built,
+)
 from model.state import StateLayout
 from model.tokenizer import Tokenizer
 from model.weights import StoredWeights, Weights, is_quantized, num_parameters
@@ -22,13 +30,6 @@ from server.models.loading import WatchedWeights, loading
 logger = logging.getLogger("everstream.backend")
 
 Name = Literal["auto", "native", "torch"]
-
-
-#: Says the way to the native runtime; `make serve` installs again once there is a compiler.
-NOT_BUILT = (
-    "it was not built; install a C++ compiler and Python's headers (Debian: apt-get install g++"
-    " python3-dev), then run `make serve` or `pip install` again"
-)
 
 
 class BackendError(ValueError):
@@ -82,8 +83,8 @@ def _native(checkpoint: Checkpoint, dtype: str, threads: int) -> Backend:
     config, tokenizer = checkpoint.config, checkpoint.tokenizer
     if dtype == "auto":
         dtype = _auto_dtype(checkpoint.weights)
-    if not built():
-        raise BackendError(NOT_BUILT)
+    if reason := why_not_built():
+        raise BackendError(reason)
     weights = WatchedWeights(checkpoint.weights)
     try:
         with loading(num_parameters(config)) as progress:
@@ -95,7 +96,9 @@ def _native(checkpoint: Checkpoint, dtype: str, threads: int) -> Backend:
     except NativeError as error:
         raise BackendError(str(error)) from error
     weights.log(logger)
-    logger.info(
+    if line := better_level_exists():
+        logger.warning(line)
+    logger.debug(
         "the native runtime runs the model: %s, %s weights, %d threads",
         *(runtime.level, runtime.held, threads),
     )

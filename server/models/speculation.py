@@ -34,14 +34,14 @@ def open_drafter(backend: Backend, draft: Backend | None = None) -> Drafter | No
     ``draft`` is a small model that `check_draft_model` has accepted.
     """
     if backend.name == "torch":  # whose runner also takes long to make
-        logger.info("no tokens are drafted: on torch the bits depend on the chunks")
+        logger.debug("no tokens are drafted: on torch the bits depend on the chunks")
         return None
     pool = CpuStatePool(StateLayout.of(backend.config), 1)
     runner = backend.make_runner(pool)
     costs = measured_costs(runner, pool)
     times = ", ".join(f"{seconds * 1000:.2f}" for seconds in costs.times_s)
     pays = costs.ever_pays(MAX_DRAFTS)
-    logger.info(
+    logger.debug(
         "%s: calls of %s rows take %s ms",
         "tokens are drafted where that pays" if pays else "no tokens are drafted, it would not pay",
         *(", ".join(map(str, costs.rows)), times),

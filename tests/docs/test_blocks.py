@@ -27,6 +27,8 @@ OF_ALL_PAGES = (SHELL, DOCKER, REPLICAS, MODELS)
 RUN = {
     "README.md": {
         "curl": SHELL,
+        "docker": DOCKER,
+        ".venv/bin/everstream generate": "tests/docs/test_readme.py",
         # Its flags there; the same model is served by test_first_chat.py.
         ".venv/bin/everstream serve": SHELL,
         "python": OPENAI,

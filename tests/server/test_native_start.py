@@ -42,7 +42,10 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 def test_tokens_come_without_torch(environment: dict[str, str], tmp_path: Path) -> None:
     process = subprocess.Popen(
-        command("serve", "--port", "0", "--backend", "native", "--threads", "2"),
+        command(
+            *("serve", "--port", "0", "--backend", "native", "--threads", "2"),
+            *("--log-level", "debug"),
+        ),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from model.bundled_models import DEFAULT_MODEL, DEFAULT_NAME, bundled_models
 from model.checkpoint import load_checkpoint
 from model.native.runtime import Runtime
-from server.cli.greeting import invite
+from server.cli.greeting import PURPOSES, invite
 from server.cli.main import app
 from server.config.settings import ServerConfig
 from tests.tiny import write_model
@@ -125,3 +125,25 @@ def test_greeting_names_an_address_that_can_be_opened(
     assert f"Open {url}/ or paste:" in printed
     assert all(name in printed for name in bundled_models() if name != DEFAULT_NAME)
     assert f"curl -N {url}/v1/completions" in printed
+
+
+@pytest.mark.parametrize(
+    ("store", "kept"),
+    [
+        ("/var/lib/everstream", "in /var/lib/everstream (--store)"),
+        ("memory", "in memory, and end with the server (--store)"),
+        ("postgresql://me:secret@host/sessions", "in the database (--store)"),
+    ],
+)
+def test_greeting_says_where_sessions_are_how_to_stop_and_where_to_read(
+    store: str, kept: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    invite(ServerConfig(store=store), 8000)
+    printed = capsys.readouterr().out
+    assert f"Sessions are kept {kept}. Ctrl-C stops the server." in printed
+    assert "docs/README.md" in printed
+    assert "secret" not in printed
+
+
+def test_greeting_says_what_each_bundled_model_is_for() -> None:
+    assert PURPOSES.keys() == bundled_models().keys()

@@ -37,7 +37,7 @@ def uncovered() -> Checkpoint:
 
 @needs_native
 def test_auto_selects_the_native_runtime_and_logs_it(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG, "everstream"):
         backend = open_backend(tiny_checkpoint(), threads=2)
     assert (backend.name, backend.dtype) == ("native", "bfloat16")
     (line,) = [record.getMessage() for record in caplog.records]

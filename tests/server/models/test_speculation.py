@@ -157,7 +157,7 @@ def test_costs_are_measured_on_the_runner() -> None:
 
 def test_nothing_is_drafted_on_torch(caplog: pytest.LogCaptureFixture) -> None:
     """Chunks have other bits there than single steps."""
-    with caplog.at_level(logging.INFO, "everstream.speculation"):
+    with caplog.at_level(logging.DEBUG, "everstream.speculation"):
         assert open_drafter(open_backend(tiny_checkpoint(), "torch")) is None
     (line,) = [record.getMessage() for record in caplog.records]
     assert line == "no tokens are drafted: on torch the bits depend on the chunks"
@@ -167,7 +167,8 @@ def test_server_drafts_by_default_where_its_times_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("EVERSTREAM_SPECULATION")
-    with ServerProcess("--model", write_model(tmp_path / "a"), "--threads", 1) as server:
+    model = write_model(tmp_path / "a")
+    with ServerProcess("--model", model, "--threads", 1, "--log-level", "debug") as server:
         assert re.search(r"tokens are drafted.*: calls of 1, 2, 4, 8, 16 rows take", server.log())
         url = f"{server.url}/v1/completions"
         drafted, plain = (
@@ -185,7 +186,7 @@ def test_drafter_is_there_where_it_pays(
     monkeypatch.setattr(
         "server.models.speculation.measured_costs", lambda runner, pool: DraftCosts(times)
     )
-    with caplog.at_level(logging.INFO, "everstream.speculation"):
+    with caplog.at_level(logging.DEBUG, "everstream.speculation"):
         drafter = open_drafter(open_backend(tiny_checkpoint(), "native", threads=1))
     assert (drafter is not None) == pays
     (line,) = [record.getMessage() for record in caplog.records]
@@ -248,7 +249,7 @@ def test_draft_model_is_not_used_on_torch_and_the_log_says_so(
         store="memory",
         max_sessions=2,
     )
-    with caplog.at_level(logging.INFO, "everstream.speculation"):
+    with caplog.at_level(logging.DEBUG, "everstream.speculation"):
         build_models(config)
     first, _ = [record.getMessage() for record in caplog.records]
     assert first == "--draft-model is not used: it needs the native runtime"

@@ -11,6 +11,7 @@
 #include <stdexcept>
 
 #include "levels.h"
+#include "processor.h"
 #include "precisions.h"
 #include "runtime.h"
 #include "training_bindings.h"
@@ -357,6 +358,8 @@ NB_MODULE(_native, m) {
     m.attr("NOT_FINITE") = NOT_FINITE;
     m.attr("HELD_KINDS") = gguf_names();
     m.def("levels", &levels);
+    m.def("built_levels", &built_levels);
+    m.def("processor_levels", &processor_levels);
     m.def("families", &families);
     bind_training(m);
     m.def("uniform", &uniform, nb::arg("seed"), nb::arg("position"));

@@ -79,6 +79,4 @@ struct Kernels {
     double (*read_rate)(const float* memory, size_t bytes, double seconds);  // bytes per second
 };
 
-extern const Kernels kernels_v2, kernels_v3, kernels_v4, kernels_v4dot, kernels_neon;
-
 }  // namespace everstream

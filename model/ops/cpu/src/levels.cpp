@@ -6,61 +6,63 @@
 #include <stdexcept>
 #include <thread>
 
+#include "processor.h"
+
 namespace everstream {
+
+// A symbol is weak here, and null, where its level was not built.
+#define EVERSTREAM_LEVEL_SYMBOLS(level)                               \
+    extern const Kernels kernels_##level __attribute__((weak));       \
+    extern const TrainingKernels training_##level[2] __attribute__((weak));
+EVERSTREAM_LEVEL_SYMBOLS(v2)
+EVERSTREAM_LEVEL_SYMBOLS(v3)
+EVERSTREAM_LEVEL_SYMBOLS(v4)
+EVERSTREAM_LEVEL_SYMBOLS(v4dot)
+EVERSTREAM_LEVEL_SYMBOLS(neon)
 
 namespace {
 
 struct BuiltLevel {
     const Kernels* kernels;
-    const TrainingKernels* training;
-    bool runs;
+    const TrainingKernels* training;  // [2], by whether activations are bfloat16
 };
 
+// The best one first.
 std::vector<BuiltLevel> all_levels() {
-    std::vector<BuiltLevel> levels;
-    levels.reserve(4);
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    const bool v2 = __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt");
-    const bool v3 = v2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
-    const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                    __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-                    __builtin_cpu_supports("avx512vl");
-    const bool dot =
-        v4 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
-    (void)dot, (void)v4, (void)v3, (void)v2;
-#if defined(EVERSTREAM_HAS_V4DOT)
-    levels.push_back({&kernels_v4dot, training_v4dot, dot});
-#endif
-#if defined(EVERSTREAM_HAS_V4)
-    levels.push_back({&kernels_v4, training_v4, v4});
-#endif
-#if defined(EVERSTREAM_HAS_V3)
-    levels.push_back({&kernels_v3, training_v3, v3});
-#endif
-#if defined(EVERSTREAM_HAS_V2)
-    levels.push_back({&kernels_v2, training_v2, v2});
-#endif
-#else
-    levels.push_back({&kernels_neon, training_neon, true});
-#endif
-    return levels;
+    std::vector<BuiltLevel> built;
+    for (const BuiltLevel& level : {
+             BuiltLevel{&kernels_v4dot, training_v4dot}, BuiltLevel{&kernels_v4, training_v4},
+             BuiltLevel{&kernels_v3, training_v3}, BuiltLevel{&kernels_v2, training_v2},
+             BuiltLevel{&kernels_neon, training_neon}})
+        if (level.kernels) built.push_back(level);
+    return built;
+}
+
+bool runs(const BuiltLevel& level) {
+    for (const char* name : processor_levels())
+        if (std::string(name) == level.kernels->name) return true;
+    return false;
 }
 
 }  // namespace
 
+std::vector<std::string> built_levels() {
+    std::vector<std::string> names;
+    for (const BuiltLevel& level : all_levels()) names.emplace_back(level.kernels->name);
+    return names;
+}
+
 std::vector<std::string> levels() {
     std::vector<std::string> names;
     for (const BuiltLevel& level : all_levels())
-        if (level.runs) names.emplace_back(level.kernels->name);
+        if (runs(level)) names.emplace_back(level.kernels->name);
     return names;
 }
 
 static BuiltLevel level_of(const std::string& name) {
     for (const BuiltLevel& level : all_levels())
-        if (level.runs && (name.empty() || name == level.kernels->name)) return level;
-    throw std::invalid_argument("level '" + name + "' does not run on this machine");
+        if (runs(level) && (name.empty() || name == level.kernels->name)) return level;
+    throw std::invalid_argument("level '" + name + "' was not built, or does not run on this machine");
 }
 
 const Kernels& kernels_of(const std::string& name) { return *level_of(name).kernels; }

@@ -9,7 +9,8 @@
 
 namespace everstream {
 
-// Names of the levels that run here, the best one first.
+// Names of the levels that were built, and of those among them that run here, the best one first.
+std::vector<std::string> built_levels();
 std::vector<std::string> levels();
 // Throws std::invalid_argument for a level that does not run here; "" is the best one.
 const Kernels& kernels_of(const std::string& level);

@@ -94,8 +94,4 @@ struct TrainingKernels {
     double (*cross_entropy)(int64_t rows, int width, const int64_t* targets, void* logits);
 };
 
-// Indexed by whether activations are bfloat16.
-extern const TrainingKernels training_v2[2], training_v3[2], training_v4[2], training_v4dot[2],
-    training_neon[2];
-
 }  // namespace everstream

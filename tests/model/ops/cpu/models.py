@@ -29,8 +29,9 @@ from tests.rwkv7 import SHAPES, our_weights, published
 from tests.weights import weights_of
 
 Pool = npt.NDArray[np.uint8]
-#: Levels with a fused multiply-add share their bits; this is the plainest of them here.
-FUSED = "v3" if "v3" in levels() else levels()[0]
+#: Levels with a fused multiply-add share their bits; this is the plainest of them here, and `v4dot`
+#: only where no other was built.
+FUSED = next(level for level in ("v3", "v4", *levels()) if level in levels())
 #: The mechanisms that the native runtime serves.
 NAMES = [name for name in MECHANISMS if spec_of(name).constant_state]
 #: Mamba models by their names here, with their sizes in `tests.mamba`.

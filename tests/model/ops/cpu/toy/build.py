@@ -29,7 +29,7 @@ def build_module(folder: Path) -> ModuleType:
         "CMAKE_CXX_FLAGS_RELEASE": "-O1",
         "Python_EXECUTABLE": sys.executable,
         "nanobind_DIR": nanobind.cmake_dir(),
-        "EVERSTREAM_LEVEL": LEVEL,
+        "EVERSTREAM_LEVELS": LEVEL,
         "EVERSTREAM_FAMILY_DIR": HERE,
         "EVERSTREAM_NB_DOMAIN": "toy",
     }
