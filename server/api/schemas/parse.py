@@ -30,7 +30,6 @@ MAX_INLINE_BYTES = 1 << 15
 
 Body = TypeVar("Body", bound=Wire)
 T = TypeVar("T")
-Text = TypeVar("Text", bytes, str)
 
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
 
@@ -78,9 +77,11 @@ def parse_message(text: str, max_ids: int | None = None) -> Message:
     return _parsed(_MESSAGE.validate_python, text, max_ids)
 
 
-def without_mark(text: Text) -> Text:
+def without_mark(text: bytes | str) -> bytes | str:
     """``text`` without the byte order mark that some editors and shells put before it."""
-    return text.removeprefix(codecs.BOM_UTF8 if isinstance(text, bytes) else "\ufeff")
+    if isinstance(text, bytes):
+        return text.removeprefix(codecs.BOM_UTF8)
+    return text.removeprefix("\ufeff")
 
 
 def _parsed(validate: Callable[[Any], T], text: bytes | str, max_ids: int | None) -> T:
