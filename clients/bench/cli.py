@@ -211,7 +211,7 @@ def _prompts(
     if num_tokens is not None:
         return [random.Random(seed).choices(range(NUM_SAFE_IDS), k=num_tokens)]
     if file is not None:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").split("\n")
         return [line for line in lines if line.strip()] or [PROMPT]
     return [prompt]
 

@@ -6,7 +6,8 @@ All of them are sent each time; the server's prefix cache has the earlier turns.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
@@ -54,9 +55,9 @@ class ChatAnswer:
     def __iter__(self) -> Iterator[Piece]:
         assert self._response is not None
         try:
-            for line in self._response.iter_lines():
-                if line.startswith("data: {"):
-                    yield from self._read(json.loads(line.removeprefix("data: ")))
+            for line in lines_of(self._response.iter_bytes()):
+                if line.startswith(b"data: {"):
+                    yield from self._read(json.loads(line.removeprefix(b"data: ")))
         except httpx.HTTPError as error:
             raise ConnectionLost(str(error) or type(error).__name__) from error
 
@@ -115,6 +116,17 @@ class ChatBranch:
                 said["reasoning_content"] = turn.thought
             messages += [{"role": "user", "content": turn.prompt}, said]
         return [*messages, {"role": "user", "content": prompt}]
+
+
+def lines_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines of server-sent events: other separators of Unicode stand within a text.
+
+    An empty line may come twice.
+    """
+    rest = b""
+    for piece in pieces:
+        *lines, rest = re.split(rb"\r\n|\r|\n", rest + piece)
+        yield from lines
 
 
 def _json(content: bytes) -> Any:

@@ -69,7 +69,7 @@ class Setting(NamedTuple):
 
 _SETTINGS = {
     "/temp": Setting("temperature", float, 0.0, 2.0),
-    "/top-p": Setting("top_p", float, 0.01, 1.0),
+    "/top-p": Setting("top_p", float, 0.0, 1.0),
     "/tokens": Setting("max_tokens", int, 1, 1_000_000),
     "/seed": Setting("seed", int, 0, 2**63 - 1),
 }

@@ -61,10 +61,10 @@ def _never(parts: Sequence[bytes]) -> bool:
 class DirectWriter(Generic[T]):
     """Writes tokens, which are nearly all there is, as soon as ``event_queue`` gets them.
 
-    ``encode`` may count what it encodes: what could not be written is kept encoded. While it is
-    entered, `take` returns a comment after ``heartbeat_s`` of silence, 0 for none: proxies close
-    connections without data. The time is measured in ticks of a timer, so that a token costs no
-    look at the clock.
+    ``encode`` may count what it encodes: what could not be written is kept encoded. A token may
+    come to nothing. While it is entered, `take` returns a comment after ``heartbeat_s`` of silence,
+    0 for none: proxies close connections without data. The time is measured in ticks of a timer,
+    so that a token costs no look at the clock.
     """
 
     def __init__(
@@ -115,7 +115,8 @@ class DirectWriter(Generic[T]):
             return False
         parts = self._encode(tokens)
         if self._write(parts):
-            self._num_silent_ticks = 0
+            if any(parts):
+                self._num_silent_ticks = 0
             return True
         self._refused, self._num_refused = parts, len(tokens)
         return False
@@ -141,6 +142,12 @@ async def send_stream(
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
     except RequestError as ended_by:
         await send_piece(send, error(ended_by))
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def send_no_more(send: Send) -> None:
+    """To an `EventSource` that has had all events: another status than 204 would bring it back."""
+    await send({"type": "http.response.start", "status": 204, "headers": HEADERS[1:2]})
     await send({"type": "http.response.body", "body": b""})
 
 

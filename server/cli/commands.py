@@ -7,6 +7,10 @@ standard error and exit status 2.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
+import os
 import sys
 from difflib import get_close_matches
 from importlib import import_module
@@ -66,8 +70,12 @@ EXTRAS = {
 
 PROGRAM = "everstream"
 
-#: Exit statuses: invalid usage or an error that the user can fix; the user pressed Ctrl-C.
-USAGE, INTERRUPTED = 2, 130
+#: Exit statuses: the output's reader has left; invalid usage or an error that the user can fix; the
+#: user pressed Ctrl-C.
+UNREAD, USAGE, INTERRUPTED = 1, 2, 130
+
+#: Errors of a write, which name no file: to a disk that is full or broken.
+_UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 #: The base of what typer raises for a bad command line, by whichever version.
 _ClickException: Any = typer.BadParameter.__mro__[2]
@@ -118,8 +126,10 @@ class Commands(TyperGroup):
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         """Runs a command; an error that the user can fix becomes one line."""
         extra |= {"standalone_mode": False, "prog_name": PROGRAM}
+        _write_any_text()
         try:
             status = super().main(*args, **extra) or 0
+            print(end="", flush=True)  # nothing, where there is no standard output
         except _ClickException as error:
             status = _show(error)
         except typer.Abort:
@@ -127,12 +137,34 @@ class Commands(TyperGroup):
         except ModuleNotFoundError as error:
             status = _missing(error)
         except OSError as error:
-            if error.filename is None:  # not about a file that the user has named
-                raise
-            status = _complain(f"{error.filename}: {error.strerror}")
+            status = _failed(error)
         if standalone_mode:
             sys.exit(status)
         return status
+
+
+def _write_any_text() -> None:
+    """What the terminal's encoding does not have is written as ``?``, in all commands."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
+
+
+def _failed(error: OSError) -> int:
+    if error.filename is not None:  # a file that the user has named
+        return _complain(f"{error.filename}: {error.strerror}")
+    if error.errno not in (errno.EPIPE, *_UNWRITTEN):
+        raise error
+    status = UNREAD  # as after `| head`, whose reader has what it wants
+    if error.errno != errno.EPIPE:
+        with contextlib.suppress(OSError):  # standard error may be what is full
+            status = USAGE
+            _complain(f"cannot write: {error.strerror}")
+    for stream in (sys.stdout, sys.stderr):
+        # What is left in its buffer must not fail once more at the end of the process.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return status
 
 
 def _show(error: Any) -> int:

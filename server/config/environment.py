@@ -10,11 +10,22 @@ from server.config.errors import PREFIX, ConfigError
 ENVIRONMENT: Mapping[str, str] = os.environ
 
 
+#: Settings that protect the server. An empty variable may be a secret that is missing.
+_PROTECTING = ("api_keys", "admin_keys", "keys_file", "signing_key")
+
+
 def variables_of(names: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The settings that have a variable, by their names. Raises `ConfigError`."""
-    found = {name: environment.get(PREFIX + name.upper()) for name in names}
-    found |= {name: _keys_of(name, environment) for name in ("api_keys", "admin_keys")}
-    return {name: value for name, value in found.items() if value is not None}
+    """The settings that have a variable, by their names; an empty one leaves the default.
+
+    Raises `ConfigError` for an empty one that would leave the server without protection.
+    """
+    found = {name: _values_of(name, environment) for name in names}
+    for name in _PROTECTING:
+        for variable, value in found.get(name, {}).items():
+            if not value.replace(",", "").strip():
+                raise ConfigError(f"{variable}: is set and empty; unset it to serve without")
+    joined = {name: ",".join(filter(str.strip, values.values())) for name, values in found.items()}
+    return {name: value for name, value in joined.items() if value}
 
 
 def state_folder(environment: Mapping[str, str]) -> str:
@@ -32,14 +43,8 @@ def set_environment(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
-def _keys_of(name: str, environment: Mapping[str, str]) -> str | None:
-    """The variable of ``name`` and its singular, which the clients read, together.
-
-    Raises `ConfigError` where one is set and has no key: it would open the server.
-    """
+def _values_of(name: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """What is in the variable of ``name``, and for keys in its singular, which the clients read."""
     plural = PREFIX + name.upper()
-    given = {each: environment[each] for each in (plural, plural[:-1]) if each in environment}
-    for variable, value in given.items():
-        if not value.replace(",", "").strip():
-            raise ConfigError(f"{variable}: is set and has no key; unset it to serve without keys")
-    return ",".join(given.values()) or None
+    variables = (plural, plural[:-1]) if name in ("api_keys", "admin_keys") else (plural,)
+    return {each: environment[each] for each in variables if each in environment}

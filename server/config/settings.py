@@ -156,6 +156,17 @@ class ServerConfig(BaseModel):
     access_log: bool = False
     otel_endpoint: str | None = None
 
+    @field_validator("port", mode="before")
+    @classmethod
+    def _no_address(cls, value: object) -> object:
+        """Kubernetes gives each pod the addresses of the Services, in variables of their names."""
+        if isinstance(value, str) and "://" in value:
+            raise ValueError(
+                "is an address; Kubernetes sets it for a Service named everstream, "
+                "unless the pod has enableServiceLinks: false"
+            )
+        return value
+
     @field_validator("model", mode="before")
     @classmethod
     def _sources(cls, value: object) -> object:

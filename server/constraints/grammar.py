@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from llguidance import regex_to_lark
@@ -64,16 +64,19 @@ def grammar_text(format: Mapping[str, Any]) -> str:
     return json.dumps({**head, "grammars": [{"lark_grammar": _NO_FORCING + lark}]})
 
 
-def with_costs(text: str, vocabulary: Vocabulary) -> str:
-    """``text`` with its costs, after a try. Raises `FormatRefused` where it cannot be followed."""
+def with_costs(text: str, vocabulary: Vocabulary, functions: Sequence[str] = ()) -> str:
+    """``text`` with its costs, after a try. Raises `FormatRefused` where it cannot be followed.
+
+    That names the one of ``functions``, those of `tool_calls`, at whose arguments it was found.
+    """
     start = vocabulary.matcher(text)
     if start.is_error():
-        raise FormatRefused(_plain(start.get_error()))
+        raise _refused(start.get_error(), text, functions)
     for warning in start.get_grammar_warnings():
-        raise FormatRefused(_plain(warning))
+        raise _refused(warning, text, functions)
     start.compute_bitmask()
     if start.is_error():
-        raise FormatRefused(_plain(start.get_error()))
+        raise _refused(start.get_error(), text, functions)
     endings = GrammarEndings(vocabulary)
     ending = endings.shortest(start)
     jump = None if ending is None else endings.survey(start, ending)
@@ -123,6 +126,22 @@ def _checked_lark(grammar: str) -> str:
         if found := re.search(pattern, bare):
             raise FormatRefused("grammar: " + reason.format(found[1]))
     return grammar
+
+
+#: Where an error of llguidance's is in the grammar, from 1 on.
+_LINE = re.compile(r"at (\d+)\(")
+#: What begins the rules of a function's arguments: see `tool_calls`.
+_OF_ARGUMENTS = re.compile(r"arguments_(\d+)")
+
+
+def _refused(message: str, text: str, functions: Sequence[str]) -> FormatRefused:
+    """What llguidance says of ``text``, and of which function."""
+    plain = _plain(message)
+    if functions and (at := _LINE.match(message)):
+        lines = json.loads(text)["grammars"][0]["lark_grammar"].split("\n")
+        if rule := _OF_ARGUMENTS.match(lines[int(at[1]) - 1]):
+            plain = f"{functions[int(rule[1])]}: {plain}"
+    return FormatRefused(plain)
 
 
 _PLACE = re.compile(r"^(at )?\d+\(\d+\): |<non-verbose/>| \d+ \| .*$")

@@ -56,7 +56,8 @@ def setup_request(
 def answer(format: Mapping[str, Any], vocabulary: Vocabulary) -> dict[str, str]:
     """``grammar``, or ``refused`` with the reason."""
     try:
-        return {"grammar": with_costs(grammar_text(format), vocabulary)}
+        functions = [function["name"] for function in format.get("functions", ())]
+        return {"grammar": with_costs(grammar_text(format), vocabulary, functions)}
     except FormatRefused as refusal:
         return {"refused": str(refusal)}
     except RecursionError:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from server.engine.cpu_state_pool import CpuStatePool
 from server.engine.runner import Draw, Feed, RowOutput, TokenScore
-from server.engine.sampling import PENALTY_WINDOW
+from server.engine.sampling import PENALTY_WINDOW, is_greedy
 from server.engine.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class NativeRunner:
 
     def prepare(self, params: SamplingParams) -> Draw:
         return self._runtime.draw(
-            temperature=params.temperature,
+            temperature=0.0 if is_greedy(params) else params.temperature,
             top_k=params.top_k,
             top_p=params.top_p,
             min_p=params.min_p,

@@ -4,7 +4,7 @@ Order: logit bias; repetition penalty, then presence and frequency penalty; the
 mask of what is allowed; temperature; top-k, top-p and min-p, each of which keeps
 a prefix of the tokens sorted by probability (equals by id), so that their order
 does not matter: the shortest prefix wins; and last typical-p, of what these have
-left. Greedy, at temperature 0, takes the largest after the mask. The draw walks
+left. Greedy, at temperature 0 or top-p 0, takes the largest after the mask. The draw walks
 the kept tokens in the order of their ids to a number in [0, 1), times their
 mass, that is a function of (seed, position) alone: it does not depend on what
 else is in the batch or on what was drawn before.
@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from server.engine.runner import NOT_FINITE, TokenScore
-from server.engine.sampling import has_filter, has_penalty
+from server.engine.sampling import has_filter, has_penalty, is_greedy
 from server.engine.types import SamplingParams
 
 _MASK = (1 << 64) - 1
@@ -77,7 +77,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     finite: list[bool] = logits.isfinite().all(dim=-1).tolist()
     logits = _masked(logits, draws)
     tokens: list[int] = logits.argmax(dim=-1).tolist()
-    random = [i for i, d in enumerate(draws) if d.params.temperature > 0.0 and finite[i]]
+    random = [i for i, d in enumerate(draws) if not is_greedy(d.params) and finite[i]]
     if random:
         chosen = _draw(logits[random], [draws[i] for i in random])
         for i, token in zip(random, chosen, strict=True):
@@ -161,7 +161,7 @@ def _penalized(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def _draw(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
-    """Tokens of rows with a temperature above 0."""
+    """Tokens of rows that are not greedy."""
     temperature = torch.tensor([d.params.temperature for d in draws], dtype=torch.float32)
     p = torch.softmax(logits / temperature.unsqueeze(1), dim=-1)
     kept = p.double()

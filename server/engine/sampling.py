@@ -15,6 +15,14 @@ PENALTY_WINDOW = 256
 
 MAX_SEED = (1 << 64) - 1
 
+#: Below it logits over the temperature leave float32. The draw is that of temperature 0.
+MIN_TEMPERATURE = 1e-5
+
+
+def is_greedy(params: SamplingParams) -> bool:
+    """Whether the likeliest token that is allowed is drawn, whatever else ``params`` say."""
+    return params.temperature < MIN_TEMPERATURE or params.top_p == 0.0
+
 
 def has_penalty(params: SamplingParams) -> bool:
     """Whether a draw depends on the session's recent tokens."""
@@ -31,14 +39,9 @@ def has_filter(params: SamplingParams) -> bool:
 def check_params(params: SamplingParams, vocab_size: int) -> None:
     """Raises `InvalidRequest` that names the first field out of range."""
     for ok, field, rule in (
-        (
-            params.temperature == 0.0 or params.temperature >= 0.01,
-            "temperature",
-            "must be 0 (greedy) or at least 0.01",
-        ),
-        (params.temperature <= 100.0, "temperature", "must be at most 100"),
+        (0.0 <= params.temperature <= 100.0, "temperature", "must be in 0..100"),
         (0 <= params.top_k <= vocab_size, "top_k", f"must be in 0..{vocab_size}"),
-        (0.0 < params.top_p <= 1.0, "top_p", "must be above 0 and at most 1"),
+        (0.0 <= params.top_p <= 1.0, "top_p", "must be in 0..1"),
         (0.0 <= params.min_p <= 1.0, "min_p", "must be in 0..1"),
         (0.0 < params.typical_p <= 1.0, "typical_p", "must be above 0 and at most 1"),
         (

@@ -44,7 +44,7 @@ class Turn:
 class SamplingParams:
     """How the next token is drawn. Checked by `server.engine.sampling.check_params`.
 
-    ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are
+    ``temperature`` 0 is greedy, and so is ``top_p`` 0. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are
     off, and so are ``repetition_penalty`` 1 (Keskar et al. 2019, section 4.1),
     ``presence_penalty`` 0 and ``frequency_penalty`` 0 (OpenAI's). Penalties look
     at the last `server.engine.sampling.PENALTY_WINDOW` tokens. The draw at a

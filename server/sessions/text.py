@@ -19,6 +19,8 @@ from server.store.heads import length_after
 
 #: Tokens before a page that are looked at, whether the page begins the text.
 MAX_HEAD = 16
+#: Of one character: UTF-8 has at most four bytes, and a token at least one.
+MAX_CHARACTER_TOKENS = 4
 
 Kind = Literal["input", "output"]
 
@@ -72,8 +74,11 @@ class Transcript:
             self._cut(entry.value.length)
 
     def parts(self, tokenizer: Tokenizer) -> list[TextSpan]:
-        """With their texts. Where more follows they end between two characters, if they can."""
-        if self._runs and self._runs[-1].end == self.stop:
+        """With their texts. Where more follows they end between two characters.
+
+        Those of a character that is longer than the page are all there, behind ``stop``.
+        """
+        if self._runs and self._runs[-1].end >= self.stop:
             self._end_between_characters(tokenizer)
         silent = all(not tokenizer.token_bytes(token) for token in self._head)
         detokenizer = Detokenizer(tokenizer, start=silent and len(self._head) == self.start)
@@ -85,19 +90,19 @@ class Transcript:
     def _end_between_characters(self, tokenizer: Tokenizer) -> None:
         detokenizer, whole = Detokenizer(tokenizer), self.start
         for run in self._runs:
-            for position, token in enumerate(run.tokens, run.start):
+            for end, token in enumerate(run.tokens, run.start + 1):
                 detokenizer.push(token)
-                if not detokenizer.undecoded:
-                    whole = position + 1
-        if whole > self.start:
-            self._cut(whole)
+                if not detokenizer.undecoded and (end <= self.stop or whole == self.start):
+                    whole = end
+        self._cut(whole if whole > self.start else self.stop)
 
     def _extend(self, kind: Kind, position: int, tokens: Sequence[int]) -> None:
         if self.first is None:
             self.first = position
         if position == len(self._head):
             self._head += tokens[: max(0, min(self.start, MAX_HEAD) - position)]
-        tokens = tokens[max(0, self.start - position) : max(0, self.stop - position)]
+        end = self.stop + MAX_CHARACTER_TOKENS - 1
+        tokens = tokens[max(0, self.start - position) : max(0, end - position)]
         if not tokens:
             return
         position = max(self.start, position)
@@ -126,6 +131,7 @@ async def read_text(
 ) -> list[TextSpan]:
     """Parts of at most ``max_tokens`` tokens from ``start`` on, or from the oldest that are kept.
 
+    They are more only where a character has more.
     Raises `SessionNotFound`, `InvalidRequest` for a ``start`` beyond the end, or
     `HistoryGone` for one that is no longer in the log.
     """

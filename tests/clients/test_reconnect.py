@@ -275,6 +275,28 @@ def test_restarted_server_continues(durable: Durable, how: str, ends: Sequence[i
         client.session(generation.session).delete()
 
 
+def test_reader_that_has_recovered_is_replaced_by_take_over(durable: Durable) -> None:
+    url = durable.process.url
+    with Client(url, timeout_s=60) as client:
+        generation = client.generate("Once", keep=True, max_tokens=10**6, seed=5, ignore_eos=True)
+        next(generation)
+        assert generation.session is not None
+        durable.end("kill")
+        durable.process.start()
+        with Client(url, timeout_s=60) as other:
+            last_seq = other.session(generation.session).info().seq
+            while generation.last_seq <= last_seq:  # until it has recovered
+                next(generation)
+            with pytest.raises(SessionAttached):
+                other.resume(generation.session, last_seq)
+            taken = other.resume(generation.session, last_seq, take_over=True)
+            assert next(taken).seq == last_seq + 1
+            with pytest.raises(SessionAttached):
+                list(generation)
+            taken.cancel()
+            other.session(generation.session).delete()
+
+
 @pytest.mark.parametrize(("how", "ends"), ENDS)
 async def test_restarted_server_continues_async(
     durable: Durable, how: str, ends: Sequence[int]

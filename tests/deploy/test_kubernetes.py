@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
+
+from tests.deploy.manifests import manifests_of
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 FOLDER = DEPLOY / "kubernetes"
@@ -40,6 +43,26 @@ def container(pod: dict[str, Any]) -> dict[str, Any]:
 def test_every_file_is_in_the_kustomization() -> None:
     files = {file.name for file in FOLDER.glob("*.yaml")} - {"kustomization.yaml"}
     assert files == set(KUSTOMIZATION["resources"])
+
+
+def pods_in(value: object) -> Iterator[dict[str, Any]]:
+    """The specifications of pods anywhere in a manifest."""
+    if isinstance(value, dict):
+        if "containers" in value:
+            yield value
+        for inner in value.values():
+            yield from pods_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from pods_in(inner)
+
+
+def test_no_service_sets_a_variable_of_a_pod() -> None:
+    """One named everstream would set EVERSTREAM_PORT to an address."""
+    files = DEPLOY.rglob("*.yaml")
+    pods = [pod for file in files for pod in pods_in(manifests_of(file))]
+    assert len(pods) >= 5
+    assert all(pod.get("enableServiceLinks") is False for pod in pods)
 
 
 @pytest.mark.parametrize("manifest", manifests(), ids=lambda manifest: manifest["kind"])

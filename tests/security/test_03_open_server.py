@@ -156,7 +156,7 @@ def test_empty_key_variable_is_refused(variable: str) -> None:
         with serve(**{variable: empty}) as process:
             text = printed_until(process, b"Open http")
             assert process.wait(30) == 2
-        assert text.startswith(f"everstream: {variable}: is set and has no key")
+        assert text.startswith(f"everstream: {variable}: is set and empty")
 
 
 def test_loopback_needs_no_warning() -> None:

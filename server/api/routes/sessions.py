@@ -18,6 +18,7 @@ from server.api.schemas import responses as answers
 from server.api.schemas.openapi import (
     ERRORS,
     EVENT_STREAM,
+    NO_MORE_EVENTS,
     answer_content,
     body_content,
     body_schema,
@@ -140,7 +141,9 @@ async def cancel(request: Request, session: str) -> Response:
     return json_response(session_object(service, await service.sessions.info(session, owner)))
 
 
-@router.get("/{session}/events", response_class=Response, responses=ERRORS | EVENT_STREAM)
+@router.get(
+    "/{session}/events", response_class=Response, responses=ERRORS | EVENT_STREAM | NO_MORE_EVENTS
+)
 async def events(
     request: Request,
     session: str,
@@ -150,7 +153,8 @@ async def events(
     """Server-sent events after a cursor, then those of what the session runs."""
     cursor = cursor_of(last_event_id, query)
     service, owner = await service_with(request, session), request.state.owner
-    return EventsAnswer(service, session, owner, cursor, query.take_over)
+    again = bool(last_event_id)
+    return EventsAnswer(service, session, owner, cursor, query.take_over, again)
 
 
 @router.get("/{session}/text", response_model=answers.SessionText, responses=ERRORS)

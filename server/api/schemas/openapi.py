@@ -59,6 +59,9 @@ def answer_content(media_type: str, **schema: str) -> Responses:
 
 
 EVENT_STREAM = answer_content("text/event-stream")
+NO_MORE_EVENTS: dict[int | str, dict[str, Any]] = {
+    204: {"description": "nothing comes after the Last-Event-ID"}
+}
 
 
 def openapi(app: FastAPI) -> dict[str, Any]:

@@ -8,6 +8,7 @@ values; what that calls a list or a dictionary is told to the client as JSON doe
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -76,7 +77,15 @@ def parse_message(text: str, max_ids: int | None = None) -> Message:
     return _parsed(_MESSAGE.validate_python, text, max_ids)
 
 
+def without_mark(text: bytes | str) -> bytes | str:
+    """``text`` without the byte order mark that some editors and shells put before it."""
+    if isinstance(text, bytes):
+        return text.removeprefix(codecs.BOM_UTF8)
+    return text.removeprefix("\ufeff")
+
+
 def _parsed(validate: Callable[[Any], T], text: bytes | str, max_ids: int | None) -> T:
+    text = without_mark(text)
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -94,6 +103,8 @@ def _loaded(text: bytes | str) -> Any:
 
     This parser lets NaN and infinities pass, so that pydantic can name their field.
     """
+    if text[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        raise InvalidRequest("the message is not a JSON object: it is in UTF-16, not in UTF-8")
     try:
         return pydantic_core.from_json(text)
     except ValueError as error:
@@ -127,7 +138,7 @@ def request_id_of(text: str) -> str | None:
     frame is no reason to leave its sender without an answer.
     """
     try:
-        frame = json.loads(text)
+        frame = json.loads(without_mark(text))
         found = frame.get("request_id") if isinstance(frame, dict) else None
         if isinstance(found, str) and len(found) <= 64 and found.encode():
             return found

@@ -68,7 +68,7 @@ class Drawing(Wire):
 
     temperature: float | None = Field(None, ge=0, le=2)
     top_k: TopK | None = None
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_p: float | None = Field(None, ge=0, le=1)
     min_p: float | None = Field(None, ge=0, le=1)
     typical_p: float | None = Field(None, gt=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=10)

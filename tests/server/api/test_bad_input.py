@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from typing import Any
 
@@ -9,7 +10,8 @@ import httpx
 import pytest
 
 from server.config.settings import ServerConfig
-from tests.server.api.talk import field_of
+from tests.server.api.openai.responding import socket_of
+from tests.server.api.talk import field_of, kept
 from tests.server.harness import Running, receive, running
 
 SAMPLING = (
@@ -25,7 +27,7 @@ BAD_VALUES = [
     *(("max_tokens", value) for value in ("-1", "9223372036854775808", "1.5", "1000001")),
     *(("temperature", value) for value in ("-0.1", "2.1")),
     *(("top_k", value) for value in ("-2", "1.5", "99999999999")),
-    *(("top_p", value) for value in ("0", "1.1", "-1")),
+    *(("top_p", value) for value in ("1.1", "-0.1")),
     *(("min_p", value) for value in ("-0.1", "1.1")),
     *(("typical_p", value) for value in ("0", "1.1")),
     *(("top_logprobs", value) for value in ("-1", "21", "1.5")),
@@ -205,6 +207,34 @@ async def test_text_that_is_no_unicode_is_a_400(server: Running, body: bytes) ->
 async def test_nul_is_a_character_like_any_other(server: Running) -> None:
     response = await post(server, b'{"prompt": "a\\u0000b", "max_tokens": 1}')
     assert response.json()["usage"]["prompt_tokens"] == 3
+
+
+async def test_byte_order_mark_before_a_body_is_read_on_every_route(server: Running) -> None:
+    """Windows puts it there: all that is wrong with these bodies is their field."""
+    session, bom, body = await kept(server, 1), codecs.BOM_UTF8, b'{"mood": "glad"}'
+    document = (await server.http.get("/openapi.json")).json()
+    found = 0
+    for path, operations in document["paths"].items():
+        content = operations.get("post", {}).get("requestBody", {}).get("content", {})
+        if "application/json" not in content:
+            continue
+        found += 1
+        url = path.replace("{session}", session)
+        answer = await server.http.post(url, content=bom + body)
+        assert (url, answer.status_code, answer.json()["error"]["param"]) == (url, 400, "mood")
+    assert found > 8
+    answer = await server.http.post("/v1/completions", content=bom + b'{"prompt": "hi"}')
+    assert answer.status_code == 200
+
+
+@pytest.mark.process  # a template is rendered
+async def test_byte_order_mark_before_a_frame_is_read(server: Running) -> None:
+    async with server.socket() as socket:
+        await socket.send('\ufeff{"type": "create", "request_id": "a"}')
+        assert (await receive(socket))["type"] == "created"
+    async with socket_of(server) as socket:
+        await socket.send('\ufeff{"type": "response.create", "input": "hi", "stream_id": "s"}')
+        assert json.loads(await socket.recv())["stream_id"] == "s"
 
 
 async def test_error_does_not_repeat_what_the_client_sent(server: Running) -> None:

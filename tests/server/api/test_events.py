@@ -56,8 +56,8 @@ def seqs(response: httpx.Response) -> list[int]:
 async def test_events_begin_with_resumed_and_have_ids_of_epoch_and_seq(server: Running) -> None:
     session = await kept(server, 3)
     epoch = server.async_engine.epoch_name(0)
-    (no_id, first), *rest = sse_of(await events(server, session))
-    assert no_id is None
+    (id, first), *rest = sse_of(await events(server, session))
+    assert id == f"{epoch}:0"
     request_id = first.pop("request_id")
     assert first == {
         "type": "resumed",
@@ -76,7 +76,8 @@ async def test_events_begin_with_resumed_and_have_ids_of_epoch_and_seq(server: R
 
 async def test_reader_continues_after_any_event_by_header_or_query(server: Running) -> None:
     session, epoch = await kept(server, 3), server.async_engine.epoch_name(0)
-    for last_seq in range(5):
+    assert seqs(await events(server, session, starting_after=4)) == []
+    for last_seq in range(4):
         wanted = list(range(last_seq + 1, 5))
         assert seqs(await events(server, session, f"{epoch}:{last_seq}")) == wanted
         assert seqs(await events(server, session, str(last_seq))) == wanted
@@ -96,13 +97,64 @@ async def test_event_ids_resume_a_broken_stream(server: Running) -> None:
     assert opening["choices"][0]["finish_reason"] is None
     session = opening["session"]
     assert session is not None
-    for broken_at in range(7):
+    for broken_at in range(6):
         last_id = chunks[broken_at][0]
         assert last_id is not None
         rest = sse_of(await events(server, session, last_id))[1:]
         assert [id for id, _ in rest] == [id for id, _ in chunks[broken_at + 1 :]]
         texts = [chunk["choices"][0]["text"] for _, chunk in chunks[: broken_at + 1]]
         assert "".join([*texts, *(event["text"] for _, event in rest)]) == story(2, 6)
+
+
+async def event_source(server: Running, url: str) -> tuple[list[Message], list[int]]:
+    """What a browser's `EventSource` gets, which comes back until it is told not to.
+
+    https://html.spec.whatwg.org/multipage/server-sent-events.html#sse-processing-model
+    """
+    found: list[Message] = []
+    statuses, last_id = [], ""
+    while len(statuses) < 5 and statuses[-1:] in ([], [200]):
+        headers = {"accept": "text/event-stream", "cache-control": "no-store"}
+        if last_id:
+            headers["last-event-id"] = last_id
+        answer = await server.http.get(url, headers=headers)
+        statuses.append(answer.status_code)
+        for event in sse.events_of(answer.text):
+            found.append(event.value)
+            last_id = event.id or last_id
+    return found, statuses
+
+
+@pytest.mark.parametrize("path", ["/events", "/events?starting_after=4", "/events?epoch=old-0"])
+async def test_event_source_stops_at_the_end(server: Running, path: str) -> None:
+    session = await kept(server, 3)
+    found, statuses = await event_source(server, f"/v1/sessions/{session}{path}")
+    assert statuses == [200, 204]
+    wanted = [*["token"] * 3, "finished"] if path == "/events" else []
+    assert [event["type"] for event in found[1:]] == wanted
+
+
+@pytest.mark.process  # a template is rendered
+async def test_event_source_of_a_response_stops_at_the_end(server: Running) -> None:
+    body = {"input": "hi", "max_output_tokens": 3, "seed": 0}
+    response = (await server.http.post("/v1/responses", json=body)).json()
+    found, statuses = await event_source(server, f"/v1/responses/{response['id']}?stream=true")
+    assert statuses == [200, 204]
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    assert found[-1]["type"] == "response.incomplete"
+
+
+@pytest.mark.process
+async def test_response_continues_after_the_last_id(server: Running) -> None:
+    body = {"input": "hi", "max_output_tokens": 3, "seed": 0, "stream": True}
+    answer = await server.http.post("/v1/responses", json=body)
+    whole = sse_of(answer)
+    url = f"/v1/responses/{whole[0][1]['response']['id']}?stream=true"
+    for number in (0, 4, len(whole) - 2):
+        again = await server.http.get(url, headers={"last-event-id": str(number)})
+        assert sse_of(again) == whole[number + 1 :]
+    refused = await server.http.get(url, headers={"last-event-id": "x"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "Last-Event-ID")
 
 
 async def test_events_of_a_running_session_are_streamed_to_its_end(server: Running) -> None:

@@ -258,6 +258,22 @@ async def test_token_puts_the_comment_off_by_the_whole_interval(
     assert ticks.num_cancelled == 1
 
 
+async def test_token_without_text_does_not_put_the_comment_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing was sent for it."""
+    ticks = Ticks(monkeypatch)
+    queue: EventQueue[Event] = EventQueue(100)
+    direct = DirectWriter(queue, lambda parts: True, lambda tokens: [b"" for _ in tokens], 15.0)
+    with direct:
+        taking = asyncio.create_task(direct.take())
+        await asyncio.sleep(0)
+        ticks.pass_(NUM_TICKS - 1)
+        queue.put([TokenEvent("r", seq=1, position=1, token_id=1, text="")])
+        ticks.pass_(1)
+        assert await taking == ([COMMENT], [])
+
+
 async def test_without_an_interval_there_is_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = Ticks(monkeypatch)
     queue: EventQueue[Event] = EventQueue(100)

@@ -55,6 +55,11 @@ def test_invalid_json_is_reported(text: str) -> None:
     assert "invalid JSON" in refusal(text).message
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_other_encoding_is_named(encoding: str) -> None:
+    assert "it is in UTF-16, not in UTF-8" in refusal("\ufeff{}".encode(encoding)).message
+
+
 def test_numbers_are_as_strict_as_the_parser_of_json() -> None:
     """Pydantic looks at Python's values: where these are laxer than JSON's, this fails."""
     bodies = [

@@ -185,6 +185,7 @@ def test_unknown_code_is_our_own_failure() -> None:
         ("{", None),
         ('{"request_id": "a", "temperature": NaN}', "a"),
         ('{"request_id": "a", "prompt": "\\ud800"}', "a"),
+        ('\ufeff{"request_id": "a", "prompt": "\\ud800"}', "a"),
         ('{"request_id": "a", "seed": 1e999}', "a"),
         ('{"request_id": "\\ud800"}', None),
         ('{"request_id": ""}', None),

@@ -40,7 +40,7 @@ def command(text: str, files: dict[str, Path]) -> list[object]:
     [
         ("serv", "No such command 'serv'. Did you mean 'serve'? See 'everstream --help'."),
         ("generate x --threads 0", "--threads"),
-        ("generate x --temperature nan", "temperature: must be 0"),
+        ("generate x --temperature nan", "temperature: must be in 0..100"),
         ("generate x --model FOLDER", "has no config.json"),
         ("inspect FOLDER", "has no config.json"),
         ("serve --model FOLDER", "has no config.json"),

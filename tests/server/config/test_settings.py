@@ -47,8 +47,27 @@ def test_variables_are_read_as_their_fields_are() -> None:
     config = ServerConfig.load(environment)
     assert (config.threads, config.backend, config.session_ttl_s) == (3, "native", 2.5)
     assert config.port == 8000
-    with pytest.raises(ConfigError, match=r"--port \(EVERSTREAM_PORT\)"):
-        ServerConfig.load({"EVERSTREAM_PORT": ""})
+
+
+@pytest.mark.parametrize("empty", ["", " "])
+def test_empty_variable_is_the_default(empty: str) -> None:
+    """Compose and Helm set variables to nothing. But nothing may open the server by that."""
+    protecting = {"api_keys", "admin_keys", "keys_file", "signing_key"}
+    names = ServerConfig.model_fields.keys() - protecting
+    environment = {f"EVERSTREAM_{name.upper()}": empty for name in names}
+    assert ServerConfig.load(environment) == ServerConfig.load({})
+    for name in protecting | {"api_key", "admin_key"}:
+        variable = f"EVERSTREAM_{name.upper()}"
+        with pytest.raises(ConfigError, match=f"^{variable}: is set and empty"):
+            ServerConfig.load({variable: empty})
+
+
+def test_address_in_the_place_of_a_port_is_told_from_a_typo() -> None:
+    """As Kubernetes sets it where a Service has the name of the variables."""
+    with pytest.raises(ConfigError, match=r"--port \(EVERSTREAM_PORT\): is an address;.*Links: fa"):
+        ServerConfig.load({"EVERSTREAM_PORT": "tcp://10.96.0.17:8000"})
+    with pytest.raises(ConfigError, match=r"--port \(EVERSTREAM_PORT\): input should be"):
+        ServerConfig.load({"EVERSTREAM_PORT": "http"})
 
 
 def test_reasoning_is_a_word_or_a_number_of_tokens() -> None:

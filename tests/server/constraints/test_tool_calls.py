@@ -17,7 +17,9 @@ from server.api.openai.chat.tools import ToolCallsFormat, with_texts
 from server.constraints.compiler import FormatCompiler
 from server.constraints.ending import ids_of
 from server.constraints.matcher import FreeText, GrammarMatcher
+from server.constraints.worker import answer
 from server.errors import InvalidRequest, RequestError
+from tests.server.constraints.drawing import vocabulary
 from tests.tiny import tiny_tokenizer
 
 pytestmark = pytest.mark.process
@@ -43,6 +45,10 @@ NOTHING: dict[str, Any] = {
     "schema": {"type": "object", "properties": {}, "additionalProperties": False},
 }
 ANYTHING: dict[str, Any] = {"name": "any", "schema": {"type": "object"}}
+ANYTHING_LISTED: dict[str, Any] = {
+    "name": "listed",
+    "schema": {"type": "object", "properties": {"a": {"type": "string"}}},
+}
 SCHEMAS = {function["name"]: function["schema"] for function in (WEATHER, NOTHING, ANYTHING)}
 
 
@@ -280,6 +286,27 @@ async def test_value_follows_its_schema(
         text = in_form(given("a", value))
         found = await accepts_parameters(constraints, {"a": schema}, "a", text=text, **shared)
         assert found == (value in good), value
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"type": "string", "pattern": "^(?=a)b$"}, "look-around"),
+        ({"type": "string", "pattern": r"(a)\1"}, "backreferences"),
+        ({"type": "string", "format": "idn-email"}, "format: idn-email"),
+        ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "oneOf: "),
+        ({"type": "integer", "minimum": 5, "maximum": 4}, "Unsatisfiable"),
+        ({"not": {}}, "not: "),
+    ],
+)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_refused_function_is_named(form: CallForm, schema: Any, reason: str) -> None:
+    """Whoever finds the fault: our own reading of the schema, or the library's."""
+    bad = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    named = {"name": "bad", "schema": bad}
+    format = calls(NOTHING, named, ANYTHING_LISTED, most=2, form=form).model_dump()
+    refused = answer(format, vocabulary())["refused"]
+    assert refused.startswith("bad: ") and reason in refused
 
 
 @pytest.mark.parametrize(

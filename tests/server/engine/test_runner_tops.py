@@ -91,6 +91,18 @@ def test_fewer_are_the_first_of_more(backend: str, size: int, num_top: int) -> N
     assert fewer == [(logprob, top[:num_top]) for logprob, top in more]
 
 
+@pytest.mark.parametrize("params", [{"temperature": 5e-324}, {"top_p": 0.0}])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_least_temperature_and_top_p_draw_the_most_likely(
+    backend: str, params: dict[str, float]
+) -> None:
+    runner, _ = shared(backend)
+    for slot in range(4):
+        draw = runner.prepare(SamplingParams(seed=slot, top_logprobs=1, **params))
+        ((token, _, top),) = likely(runner, [Feed(slot, 0, TEXT[:64], draw, wants_logprobs=True)])
+        assert token == top[0][0]
+
+
 @pytest.mark.parametrize(
     ("name", "masked", "params"),
     [

@@ -42,8 +42,21 @@ def frequencies(
     return {token: count / num for token, count in counts.items()}
 
 
-def test_temperature_zero_is_greedy() -> None:
-    assert sample(logits_of(0.2, 0.5, 0.3).unsqueeze(0), [draw(temperature=0.0)]) == [1]
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0.0}, {"temperature": 5e-324}, {"temperature": 9e-6}, {"top_p": 0.0}]
+)
+def test_least_temperature_and_top_p_are_greedy(params: dict[str, float]) -> None:
+    """Also of two tokens whose probabilities are one in float32, and of large logits."""
+    assert sample(logits_of(0.2, 0.5, 0.3).unsqueeze(0), [draw(**params)]) == [1]
+    near = torch.tensor([[1.0, 1.0 + 2**-23], [3e38, -3e38]])
+    assert sample(near, [draw(seed=5, **params), draw(**params)]) == [1, 0]
+
+
+def test_low_temperature_is_nearly_greedy() -> None:
+    found = frequencies(torch.tensor([0.0, 2e-5, -1.0]), temperature=1e-5)
+    wanted = 1 / (1 + math.exp(-2))
+    assert found[1] == pytest.approx(wanted, abs=4 * math.sqrt(wanted * (1 - wanted) / 4000))
+    assert 2 not in found
 
 
 def test_frequencies_follow_the_probabilities() -> None:

@@ -17,6 +17,8 @@ VOCAB_SIZE = 2000
 @pytest.mark.parametrize(
     "params",
     [
+        *({"temperature": value} for value in (0.0, 5e-324, 1e-5, 0.001, 100.0)),
+        *({"top_p": value} for value in (0.0, 1e-9, 1.0)),
         {"typical_p": 1e-9},
         {"typical_p": 1.0},
         {"logit_bias": ((0, -100.0), (VOCAB_SIZE - 1, 100.0))},
@@ -32,6 +34,8 @@ def test_what_is_in_range_is_taken(params: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "params",
     [
+        *({"temperature": value} for value in (-0.01, 100.1, math.nan)),
+        *({"top_p": value} for value in (-0.01, 1.01, math.nan)),
         *({"typical_p": value} for value in (0.0, -0.1, 1.0001, math.nan, math.inf)),
         *({"logit_bias": ((3, value),)} for value in (100.1, -100.1, math.nan, math.inf)),
         *({"logit_bias": ((5, 1.0), (id, 1.0))} for id in (-1, VOCAB_SIZE, 2**40, 5)),

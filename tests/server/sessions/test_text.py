@@ -65,8 +65,23 @@ async def test_page_ends_between_two_characters(server: Running) -> None:
     assert (body["end"], body["parts"][0]["text"]) == (1, "n")
     body = await read(server, session, start=1)
     assert (body["end"], body["parts"][0]["text"]) == (3, "é")
-    # A page that is smaller than a character makes progress all the same.
-    assert (await read(server, session, start=1, max_tokens=1))["end"] == 2
+
+
+@pytest.mark.parametrize("size", range(1, 7))
+async def test_no_page_cuts_a_character(server: Running, size: int) -> None:
+    """Also those that are smaller than one, and where it is in two parts."""
+    session, text = await create(server), "né漢🙂é"
+    head, tail = list(text.encode()[:7]), list(text.encode()[7:])
+    for tokens in (head, tail):
+        await server.http.post(f"/v1/sessions/{session}/append", json={"tokens": tokens})
+    found, start, sizes = "", 0, list[int]()
+    while start < len(text.encode()):
+        body = await read(server, session, start=start, max_tokens=size)
+        found += "".join(part["text"] for part in body["parts"])
+        sizes.append(body["end"] - start)
+        start = body["end"]
+    assert found == text
+    assert max(sizes) <= max(size, 4) and min(sizes) > 0
 
 
 async def test_text_of_a_session_that_runs_ends_at_the_present() -> None:

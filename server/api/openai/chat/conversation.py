@@ -93,8 +93,8 @@ async def prompt_of(
     }
 
     async def render(messages: Sequence[Mapping[str, Any]], opens_answer: bool) -> str:
-        more = {"messages": messages, "add_generation_prompt": opens_answer}
-        return await service.renderer.render(source, variables | more)
+        more = {"add_generation_prompt": opens_answer}
+        return await _rendered(service, source, messages, variables | more)
 
     try:
         text = await render(rendered, add_generation_prompt)
@@ -109,6 +109,22 @@ async def prompt_of(
         others = await shared_texts(render, rendered, bool(tools))
         cache_at = await asyncio.to_thread(places, ids, text, others, marks, tokenizer)
     return Prompt(ids, text[-END_CHARS:], cache_at)
+
+
+async def _rendered(
+    service: Service,
+    source: str,
+    messages: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any],
+) -> str:
+    """What ``source`` makes of ``messages``; arguments that are text may be too much for it."""
+    try:
+        return await service.renderer.render(source, {**variables, "messages": messages})
+    except InvalidRequest:
+        objects = [_with_objects(message) for message in messages]
+        if objects == messages:
+            raise
+        return await service.renderer.render(source, {**variables, "messages": objects})
 
 
 def _plain(message: ChatMessage, knows_developer: bool) -> dict[str, Any]:
@@ -150,6 +166,17 @@ def _with_calls(message: Mapping[str, Any]) -> Mapping[str, Any]:
     if "tool_calls" not in message:
         return message
     return {**message, "content": message["content"] + written(message["tool_calls"])}
+
+
+def _with_objects(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message for templates that read the items of arguments: those that are text have none."""
+    calls = [
+        call
+        if isinstance(call["function"]["arguments"], Mapping)
+        else {**call, "function": {**call["function"], "arguments": {}}}
+        for call in message.get("tool_calls", ())
+    ]
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def _left_open(text: str, content: str) -> str:

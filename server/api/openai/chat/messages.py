@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
@@ -17,7 +16,7 @@ from pydantic import (
     Tag,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, from_json
 
 from server.api.openai.unsupported import ASSISTANT
 from server.api.schemas.formats import Schema, few_fields, finite_numbers
@@ -109,10 +108,10 @@ class UserMessage(Wire):
 
 
 class CalledFunction(History):
-    """What was called; ``arguments`` is JSON, in a text."""
+    """What was called; ``arguments`` is JSON, in a text, or what there was of it."""
 
     name: FunctionName
-    arguments: str
+    arguments: str | None
 
 
 class ToolCall(History):
@@ -137,7 +136,8 @@ class AssistantMessage(History):
 
     @model_validator(mode="after")
     def _says_something(self) -> AssistantMessage:
-        if self.content in (None, []) and self.refusal is None and not self.tool_calls:
+        """Or names a field that it could be in: an answer may have ended before its first word."""
+        if not self.model_fields_set & {"content", "reasoning_content", "refusal", "tool_calls"}:
             raise PydanticCustomError("empty", "an assistant's message needs content or tool_calls")
         return self
 
@@ -207,23 +207,33 @@ def text_of(content: Content | ToolContent | Said | None) -> str:
 
 
 def arguments_of(call: ToolCall) -> object:
-    """The object that a call was given, or its text where that is not an object."""
+    """The object that a call was given; of one that was cut, what there is of it.
+
+    An empty object where there is nothing, or null; the text where that is no object.
+    """
+    text = call.function.arguments or ""
     try:
-        found = json.loads(call.function.arguments)
-    except (ValueError, RecursionError):
-        return call.function.arguments
-    return found if isinstance(found, dict) and is_plain_json(found) else call.function.arguments
+        found = from_json(text, allow_partial="trailing-strings") if text.strip() else None
+    except ValueError:
+        return text
+    if found is None:
+        return {}
+    return found if isinstance(found, dict) and _is_shallow(found) else text
 
 
 def is_plain_json(value: object) -> bool:
     """Whether a value parsed from JSON can be used: not deep, whole characters, 64-bit numbers."""
+    try:
+        return _is_shallow(value) and bool(orjson.dumps(value))
+    except TypeError:
+        return False
+
+
+def _is_shallow(value: object) -> bool:
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [inner for item in level for inner in _inside(item)]
-    try:
-        return not level and bool(orjson.dumps(value))
-    except TypeError:
-        return False
+    return not level
 
 
 def _inside(value: object) -> Iterable[object]:

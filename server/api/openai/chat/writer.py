@@ -38,6 +38,8 @@ class WrittenChatChoice(WrittenChoice):
         self.has_begun = False
         self.logprobs = JsonList()
         self.token_ids: list[int] = []
+        #: What a chunk to come has of tokens that made none.
+        self.unshown: Json = {}
         #: What names the calls of a kept session, which are the same when they are read again.
         self.place = ""
         self._content, self._thoughts = StringIO(), StringIO()
@@ -111,9 +113,9 @@ class WrittenChatChoice(WrittenChoice):
 class ChatWriter(AnswerWriter[WrittenChatChoice]):
     """Writes the answer to ``request`` of ``model``. ``created_s`` is a Unix time.
 
-    It may be calls in the form ``calls``. It has log-probabilities where there are ``names``. Of
-    several chunks of a token the last one has its SSE id. With ``token_ids`` those of the prompt
-    and of the choices are shown.
+    It may be calls in the form ``calls``. It has log-probabilities where there are ``names``. A
+    token without text makes no chunk, and of several the last one has its SSE id. With
+    ``token_ids`` those of the prompt and of the choices are shown.
     """
 
     def __init__(
@@ -206,6 +208,8 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
         """The server-sent events for one token."""
         choice = self._choices[event.request_id]
         if self._is_plain and choice.has_begun and event.thought is None:
+            if not event.text:
+                return b""
             if not choice.around:
                 chunk = self._chunk(_choice(choice, {"content": "TEXT"}))
                 before, _, after = chunk.rpartition(b'"TEXT"')
@@ -235,7 +239,7 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
             return sse({"error": error_object(error)})
         parts = [self._chunk(_choice(choice, delta)) for delta in deltas]
         more = {"session": end.session, "position": end.position} if self._is_kept else {}
-        written = _choice(choice, {}, choice.finish_reason)
+        written = _choice(choice, {}, choice.finish_reason) | choice.unshown
         last = self._chunk(written, self._sse_id(end.seq), **more)
         return self._begun(choice) + b"".join(parts) + last
 
@@ -251,14 +255,18 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
         return self._chunk(_choice(choice, delta), **more)
 
     def _detailed(self, choice: WrittenChatChoice, event: TokenEvent) -> bytes:
-        """At least one chunk, so that a client sees each token; the first has its logprobs."""
-        is_silent = self._may_call or event.thought is not None
-        deltas = choice.read(event) or [{} if is_silent else {"content": ""}]
-        written = [_choice(choice, delta) for delta in deltas]
+        """A chunk for each delta; the first has the logprobs of the tokens since the one before."""
+        unshown = choice.unshown
         if self._prompt_ids is not None:
-            written[0]["token_ids"] = [event.token_id]
+            unshown.setdefault("token_ids", []).append(event.token_id)
         if self._names is not None:
-            written[0]["logprobs"] = {"content": self._logprobs(event), "refusal": None}
+            shown = unshown.setdefault("logprobs", {"content": [], "refusal": None})
+            shown["content"] += self._logprobs(event)
+        written = [_choice(choice, delta) for delta in choice.read(event)]
+        if not written:
+            return b""
+        written[0] |= unshown
+        choice.unshown = {}
         *others, last = written
         chunks = [*map(self._chunk, others), self._chunk(last, self._sse_id(event.seq))]
         return b"".join(chunks)

@@ -61,7 +61,7 @@ def _item(item: Said | InputCall | InputCallOutput | InputReasoning, name: str) 
     if isinstance(item, InputCall):
         return {"id": item.id or f"fc_{name}", **head} | {
             "name": item.name,
-            "arguments": item.arguments,
+            "arguments": item.arguments or "",
         }
     text = item.output if isinstance(item.output, str) else _joined(p.text for p in item.output)
     return {"id": item.id or f"fco_{name}", **head, "output": text}
@@ -91,35 +91,36 @@ def _joined(texts: Iterable[str]) -> str:
 def chat_messages(items: Iterable[Json]) -> list[ChatMessage]:
     """What a template reads of input and output items.
 
-    Calls belong to the message before them, and thinking to what comes after it.
+    Calls belong to the message before them, and thinking to what comes after it; thinking that
+    was cut is a message without a word.
     """
     messages: list[ChatMessage] = []
-    thought: str | None = None
     for item in items:
-        if item["type"] == "reasoning":
-            thought = _joined(part["text"] for part in item["content"])
-            continue
-        num_before = len(messages)
         _add(messages, item)
-        last = messages[-1]
-        if (
-            thought is not None
-            and isinstance(last, AssistantMessage)
-            and len(messages) > num_before
-        ):
-            messages[-1] = last.model_copy(update={"reasoning_content": thought})
-        thought = None
     return messages
 
 
 def _add(messages: list[ChatMessage], item: Json) -> None:
-    if item["type"] == "function_call":
+    if item["type"] == "reasoning":
+        thought = _joined(part["text"] for part in item["content"])
+        messages.append(AssistantMessage(role="assistant", reasoning_content=thought))
+    elif item["type"] == "function_call":
         _add_call(messages, item)
     elif item["type"] == "function_call_output":
         message = ToolMessage(role="tool", content=item["output"], tool_call_id=item["call_id"])
         messages.append(message)
     else:
-        messages.append(_message(item["role"], _joined(part["text"] for part in item["content"])))
+        text = _joined(part["text"] for part in item["content"])
+        last = messages[-1] if messages else None
+        if item["role"] == "assistant" and isinstance(last, AssistantMessage) and _is_thought(last):
+            messages[-1] = last.model_copy(update={"content": text})
+        else:
+            messages.append(_message(item["role"], text))
+
+
+def _is_thought(message: AssistantMessage) -> bool:
+    """Whether nothing is in it yet but thinking."""
+    return message.content is None and not message.tool_calls
 
 
 def _message(role: str, text: str) -> ChatMessage:

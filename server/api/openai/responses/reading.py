@@ -62,9 +62,9 @@ class StoredResponse:
         ends = [index for index, event in enumerate(page) if isinstance(event, Finished)]
         return page[: ends[0] + 1] if ends else page
 
-    async def replayed(self) -> ResponseWriter:
+    async def replayed(self, after: int = SILENT) -> ResponseWriter:
         """A writer that has had all events that there are, page by page in the thread for it."""
-        writer = self.writer(SILENT)
+        writer = self.writer(after)
         writer.write(self.started())
         seq, large = self.keyed.first_seq, self.service.large_answers
         while not writer.is_over and (events := await self.events(seq)):
@@ -78,6 +78,12 @@ class StoredResponse:
         with large.reserve(self.owner, self.note.num_bytes):
             writer = await self.replayed()
             return await large.run(lambda: orjson.dumps(writer.response()))
+
+    async def has_all(self, last_number: int) -> bool:
+        """Whether no event comes after number ``last_number``."""
+        if self.keyed.finished is None:
+            return False
+        return (await self.replayed(last_number)).num_events <= last_number + 1
 
     async def output(self) -> list[Json]:
         """The items that are written by now."""

@@ -11,10 +11,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
+from server.api.events import number_of
 from server.api.openai.responses import answers_schema as answers
 from server.api.openai.responses.answers import NewResponse, ReplayedResponse, in_background
 from server.api.openai.responses.note import Json
@@ -28,7 +29,7 @@ from server.api.openai.responses.reading import ResponseNotFound, StoredResponse
 from server.api.openai.responses.schemas import Includes, ResponsesBody
 from server.api.routes.lookup import models_of, service_for
 from server.api.schemas.names import Label
-from server.api.schemas.openapi import ERRORS, EVENT_STREAM, body_schema
+from server.api.schemas.openapi import ERRORS, EVENT_STREAM, NO_MORE_EVENTS, body_schema
 from server.api.schemas.parse import body_of
 from server.api.schemas.queries import Flag, Seq
 from server.api.schemas.queries import Query as StrictQuery
@@ -83,17 +84,25 @@ async def create_response(request: Request) -> Response:
 @router.get(
     "/{response_id}",
     response_model=answers.ResponseObject,
-    responses=ERRORS | EVENT_STREAM,
+    responses=ERRORS | EVENT_STREAM | NO_MORE_EVENTS,
 )
 async def retrieve_response(
-    request: Request, response_id: str, query: Annotated[RetrieveQuery, Query()]
+    request: Request,
+    response_id: str,
+    query: Annotated[RetrieveQuery, Query()],
+    last_event_id: Annotated[str | SkipJsonSchema[None], Header()] = None,
 ) -> Response:
     """A response as it is now, or its events, those to come included."""
     if query.starting_after is not None and not query.stream:
         raise invalid("starting_after", "needs stream to be true")
     kept = await _find(request, response_id)
     if query.stream:
-        after = -1 if query.starting_after is None else query.starting_after
+        if last_event_id:  # of an `EventSource` that comes back
+            after = number_of(last_event_id)
+            if await kept.has_all(after):
+                return Response(status_code=204, headers={"cache-control": "no-store"})
+        else:
+            after = -1 if query.starting_after is None else query.starting_after
         return ReplayedResponse(kept, True, after)
     if kept.keyed.finished is None:  # where the server does not begin again by itself
         await kept.service.sessions.continue_unattended(kept.keyed.session, kept.owner)

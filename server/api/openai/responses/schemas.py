@@ -100,7 +100,7 @@ class InputCall(History):
     type: Literal["function_call"]
     call_id: ItemId
     name: FunctionName
-    arguments: str
+    arguments: str | None
     id: ItemId | None = None
 
 

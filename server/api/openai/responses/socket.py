@@ -29,7 +29,7 @@ from server.api.openai.responses.preparing import (
 from server.api.openai.responses.schemas import ResponseCreate
 from server.api.openai.responses.turns import FindTurn, ResponseTurn, history
 from server.api.openai.responses.writer import ResponseWriter, on_stream
-from server.api.schemas.parse import in_thread_if_large, parse_body
+from server.api.schemas.parse import in_thread_if_large, parse_body, without_mark
 from server.api.websocket.socket import Close, Socket
 from server.engine.types import Event, Failed, Finished, Migrated
 from server.errors import InternalFailure, InvalidRequest, QueueFull, RequestError, invalid
@@ -242,7 +242,7 @@ def _head(body: bytes) -> tuple[bool, str | None]:
     What else it has is forgotten: parsed, it takes many times its bytes.
     """
     try:
-        value = orjson.loads(body)
+        value = orjson.loads(without_mark(body))
     except orjson.JSONDecodeError:
         return True, None
     if not isinstance(value, dict):

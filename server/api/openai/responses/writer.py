@@ -72,6 +72,11 @@ class ResponseWriter:
         event = {"type": "error", "code": known["code"], "message": known["message"]}
         return orjson.dumps({**event, "param": known["param"], "sequence_number": self._num})
 
+    @property
+    def num_events(self) -> int:
+        """Those that count, written or not; but not of a silent writer."""
+        return self._num
+
     def response(self) -> Json:
         """The response object."""
         end = self._end
@@ -140,9 +145,13 @@ class ResponseWriter:
 
 
 def sse(event: bytes) -> bytes:
-    """An event, which begins with its type, as a server-sent one."""
+    """An event, which begins with its type, as a server-sent one; its number is its id.
+
+    That ends it. An error does not count, and so has no id.
+    """
     kind = event[len(b'{"type":"') : event.index(b'"', len(b'{"type":"'))]
-    return server_sent(event, kind)
+    number = event[event.rindex(b":") + 1 : -1]
+    return server_sent(event, kind, None if kind == b"error" else number)
 
 
 def on_stream(event: bytes, stream_id: str | None) -> bytes:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from model.native.runtime import DTYPES, NOT_FINITE, Draw, Runtime
 from model.ops.cpu import _native
 from server.engine.sampler import uniform
+from server.engine.sampling import MIN_TEMPERATURE
 from tests.draws import (
     KINDS,
     TYPICAL,
@@ -74,9 +75,9 @@ def test_draw_equals_definition(vocab_size: int, num_draws: int, kind: str) -> N
 
 @given(
     logits=st.lists(st.integers(-4000, 4000), min_size=1, max_size=40),
-    temperature=st.floats(0.01, 100.0),
+    temperature=st.floats(MIN_TEMPERATURE, 100.0),
     top_k=st.integers(0, 50),
-    top_p=st.floats(0.0, 1.0, exclude_min=True),
+    top_p=st.floats(0.0, 1.0),
     min_p=st.floats(0.0, 1.0),
     typical_p=st.floats(0.0, 1.0, exclude_min=True),
     seed=st.integers(0, 2**64 - 1),

@@ -72,6 +72,7 @@ def streamed(response: httpx.Response) -> Calls:
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": None, "refusal": None}
     assert last["choices"][0]["finish_reason"] == "tool_calls"
     calls: list[dict[str, str]] = []
+    assert all(chunk["choices"][0]["delta"] for chunk in others)
     for chunk in others:
         for part in chunk["choices"][0]["delta"].get("tool_calls", ()):
             if "id" in part:
@@ -142,7 +143,7 @@ async def test_forced_call_without_room_for_its_name_shows_nothing(
     assert (choice["message"], choice["finish_reason"]) == (message, "length")
     *others, last = values_of(await ask(server, **body, stream=True))
     deltas = [chunk["choices"][0]["delta"] for chunk in others]
-    assert not any(delta.get("content") or delta.get("tool_calls") for delta in deltas)
+    assert deltas == [{"role": "assistant", "content": None, "refusal": None}]
     assert last["choices"][0]["finish_reason"] == "length"
 
 

@@ -142,7 +142,7 @@ async def test_template_sees_parts_as_lines_and_arguments_as_objects(renderer: R
     assert messages[0] == {"role": "user", "content": "a\nb", "name": "Ann"}
     first, second = messages[1]["tool_calls"]
     assert first["function"] == {"name": "look", "arguments": {"at": "sea"}}
-    assert second["function"]["arguments"] == '{"at": '
+    assert second["function"]["arguments"] == {}
     assert messages[1]["content"] == ""
     assert messages[2] == {"role": "tool", "content": "blue", "tool_call_id": "call_1"}
     assert messages[3] == {"role": "assistant", "content": "No."}
@@ -188,7 +188,7 @@ async def test_what_a_template_cannot_be_given_is_refused(renderer: Renderer, va
     with pytest.raises(InvalidRequest, match="64 levels"):
         await talker.text([says("user", "Hi")], template_kwargs={"x": value})
     deep = json.dumps({"a": value})
-    for arguments in (deep, '{"a": "\\ud800"}', '{"a": 100000000000000000000}'):
+    for arguments in (deep, '{"a": "\\ud800"}'):
         call = {**CALL, "function": {"name": "look", "arguments": arguments}}
         said = says("assistant", "", tool_calls=[call])
         text = await talker.text([said], [TOOL], template_kwargs={"x": 1})

@@ -23,6 +23,7 @@ from tests.server.api.openai.thinking import (
     NUM_SAID,
     NUM_THOUGHT,
     OFF,
+    ON,
     SAID,
     THOUGHT,
     thinking_server,
@@ -30,6 +31,7 @@ from tests.server.api.openai.thinking import (
 
 pytestmark = pytest.mark.process
 
+HI = {"role": "user", "content": "hi"}
 LONG = {"max_output_tokens": 200}
 #: Of the two items, in their order.
 EVENTS = [
@@ -102,6 +104,20 @@ async def test_thinking_that_is_cut_is_an_incomplete_item() -> None:
     assert (thinking["type"], thinking["status"]) == ("reasoning", "incomplete")
     assert thinking["content"][0]["text"] == "Let me"
     assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+async def test_thinking_that_is_cut_can_be_sent_back() -> None:
+    """As an answer without a word, also where it is all there is."""
+    asked_again = {"role": "user", "content": "Go on"}
+    async with thinking_server(reasoning="on") as server:
+        first = await asked(server, max_output_tokens=9)
+        alone = await asked(server, input=first["output"])
+        by_items = await asked(server, input=[HI, *first["output"], asked_again])
+        by_name = await asked(server, input="Go on", previous_response_id=first["id"])
+    assert alone["usage"]["input_tokens"] == 1 + len("Assistant:\n\nAssistant:" + ON)
+    prompt = "User: hi\n\nAssistant:\n\nUser: Go on\n\nAssistant:" + ON
+    for response in (by_items, by_name):
+        assert response["usage"]["input_tokens"] == 1 + len(prompt)
 
 
 async def test_effort_is_echoed_and_asks_for_thinking() -> None:

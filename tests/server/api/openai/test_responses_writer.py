@@ -134,8 +134,10 @@ def test_lost_reader_gets_an_error_outside_the_sequence() -> None:
 
 
 def test_events_are_framed_for_both_ways() -> None:
-    data = b'{"type":"response.created","sequence_number":0}'
-    assert sse(data) == b"event: response.created\ndata: " + data + b"\n\n"
+    data = b'{"type":"response.created","sequence_number":12}'
+    assert sse(data) == b"id: 12\nevent: response.created\ndata: " + data + b"\n\n"
+    error = b'{"type":"error","sequence_number":12}'
+    assert sse(error) == b"event: error\ndata: " + error + b"\n\n"
     assert on_stream(data, None) == data
     assert json.loads(on_stream(data, 'a"b'))["stream_id"] == 'a"b'
 

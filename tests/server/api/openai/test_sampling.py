@@ -41,6 +41,8 @@ GIVEN: dict[str, Any] = {
 }
 #: OpenAI's own values, which leave the model's distribution as it is.
 OFF = {name: getattr(SamplingParams(), name) for name in ("temperature", "top_p")}
+#: Those that are greedy.
+LEAST = {"temperature": 5e-324, "top_p": 0}
 #: A template that its model has learnt.
 OWN = ChatTemplate("{{ messages[0].content }}")
 
@@ -72,7 +74,7 @@ def test_every_field_is_tried() -> None:
 
 
 @pytest.mark.parametrize("path", ROUTES)
-@pytest.mark.parametrize("given", [{"temperature": None}, OFF])
+@pytest.mark.parametrize("given", [{"temperature": None}, OFF, LEAST])
 async def test_missing_values_are_defaults(path: str, given: dict[str, Any]) -> None:
     params = await drawn_by(path, given)
     found = {name: getattr(params, name) for name in FIELDS}

@@ -39,6 +39,8 @@ HELD_BY_ASSISTANTS: list[Json] = [
     {"content": [{"type": "text", "text": "a", "annotations": [], "cache_control": None}]},
     {"content": [{"type": "refusal", "refusal": "no"}]},
     {"content": [{"type": "text", "text": "a"}, {"type": "refusal", "refusal": "no"}]},
+    {"content": None},
+    {"content": None, "reasoning_content": "hm", "tool_calls": None},
 ]
 
 
@@ -59,6 +61,7 @@ def test_answer_goes_back_with_all_that_its_client_holds(more: Json) -> None:
         {**CALL, "provider_specific_fields": None},
         {**CALL, "function": {**CALL["function"], "parsed_arguments": {"a": 1}}},
         {"id": "call_1", "function": CALL["function"]},
+        {**CALL, "function": {"name": "f", "arguments": None}},
     ],
 )
 @pytest.mark.parametrize("content", [None, "", []])
@@ -100,6 +103,7 @@ def test_user_message_may_have_fields_without_effect(message: Json) -> None:
         ),
         ("messages[1].content", {"role": "user"}),
         ("messages[1].name", {**HI, "name": "a b"}),
+        ("messages[1]", {"role": "assistant", "text": "a"}),
         ("messages[1].audio", {"role": "assistant", "content": "a", "audio": {"id": "x"}}),
         ("messages[1].function_call", {"role": "assistant", "function_call": {"name": "f"}}),
         ("messages[1].tool_call_id", {"role": "tool", "content": "a"}),
