@@ -192,7 +192,7 @@ def read(
     for field in ("bos_token_id", "eos_token_id"):
         if values.get(field) is None:
             values = {**values, field: eos_token_id}
-    source, weights = ForeignConfig(values), Weights(tensors)
+    source, weights = ForeignConfig(values, tensors), Weights(tensors)
     config, ours = reader(source, weights)
     source.refuse_unknown()
     weights.refuse_unknown()

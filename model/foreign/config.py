@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from model.architectures.config import MAX_SIZE
 from model.files import ConfigError
+from model.weights import Array, check_num_layers, file_name
 
+NO_FILES: Mapping[str, Array] = MappingProxyType({})
 #: No number of a config comes near; beyond it are infinity, NaN and what no float holds.
 MAX_NUMBER = 1e30
 
@@ -24,10 +27,13 @@ HARMLESS = frozenset(
 
 
 class ForeignConfig:
-    """The fields that are left. A reader takes what it knows; `refuse_unknown` names the rest."""
+    """The fields that are left. A reader takes what it knows; `refuse_unknown` names the rest.
 
-    def __init__(self, values: dict[str, Any]) -> None:
-        self._left = dict(values)
+    ``files`` are the tensors that the config describes.
+    """
+
+    def __init__(self, values: dict[str, Any], files: Mapping[str, Array] = NO_FILES) -> None:
+        self._left, self.files = dict(values), files
         self.family = str(self._left.pop("model_type"))
 
     def integer(self, name: str, default: int | None = None) -> int:
@@ -42,6 +48,16 @@ class ForeignConfig:
         if value > MAX_SIZE:
             raise ConfigError(f"{self.family}: {name} must be at most {MAX_SIZE}, not {value}")
         return value
+
+    def num_layers(self, name: str, default: int | None = None) -> int:
+        """The same for the number of layers, for which the files must have enough keys.
+
+        Every reader takes it from here, before it makes anything for each layer. Raises
+        `CheckpointError` too.
+        """
+        num_layers = self.integer(name, default)
+        check_num_layers(num_layers, len(self.files), file_name(self.files))
+        return num_layers
 
     def number(self, name: str, default: float) -> float:
         """A field that must be a number, as float."""

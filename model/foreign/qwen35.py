@@ -91,7 +91,7 @@ def _text_config(source: ForeignConfig) -> ForeignConfig:
             values[name] = source.anything(name)
     source.ignore(*HARMLESS)
     source.refuse_unknown()
-    return ForeignConfig(values)
+    return ForeignConfig(values, source.files)
 
 
 def _config(source: ForeignConfig) -> Qwen35Config:
@@ -101,7 +101,7 @@ def _config(source: ForeignConfig) -> Qwen35Config:
     source.choice("attn_output_gate", True)
     source.choice("mlp_only_layers", [])
     head_dim, rotary = source.integer("head_dim", 256), read_rotary(source, 1e7, 0.25, AXES)
-    num_layers, vocab_size = source.integer("num_hidden_layers"), source.integer("vocab_size")
+    num_layers, vocab_size = source.num_layers("num_hidden_layers"), source.integer("vocab_size")
     config = Qwen35Config(
         vocab_size=vocab_size,
         hidden_size=source.integer("hidden_size"),

@@ -54,9 +54,6 @@ HARMLESS = (
     *("num_heads", "num_attention_heads"),
 )
 
-#: Every layer has more keys than these, in any of the files.
-MIN_KEYS = 16
-
 #: What some folders call the fields.
 OTHER_FIELDS = {
     "head_size": "head_dim",
@@ -137,7 +134,7 @@ def _refuse_fields(source: ForeignConfig) -> None:
 def sizes(files: Mapping[str, Array], name: str, names: Names) -> Rwkv7Config:
     """The config, from the shapes of the weights; what these do not show is left at its default."""
     shape = KeyShapes(files, name)
-    num_layers = shape.num_layers(names.block, MIN_KEYS)
+    num_layers = shape.num_layers(names.block)
     vocab_size, width = shape(names.embedding)
     inner = names.projections["channel_mix.key"]
     return Rwkv7Config(
