@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from model.hub.listing import HubFile, Listing
@@ -89,12 +90,13 @@ def read_range(listing: Listing, file: HubFile, start: int, stop: int) -> bytes:
 @contextmanager
 def _streamed(url: str, headers: dict[str, str]) -> Iterator[tuple[int, Iterator[bytes]]]:
     """The status of an answer, and its body as it comes."""
-    from huggingface_hub import constants, utils
+    from huggingface_hub import constants
 
+    utils: Any = import_module("huggingface_hub.utils")  # what it has depends on the version
     timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
-    stream: Any = getattr(utils, "http_stream_backoff", None)
+    stream = getattr(utils, "http_stream_backoff", None)
     if stream is None:  # before version 1.0
-        answer: Any = utils.http_backoff("GET", url, headers=headers, timeout=timeout, stream=True)
+        answer = utils.http_backoff("GET", url, headers=headers, timeout=timeout, stream=True)
     else:
         answer = stream("GET", url, headers=headers, timeout=timeout)
     with answer as response:
