@@ -46,7 +46,7 @@ class PublishedFile:
     tolerance: float
 
 
-def beside(name: str) -> Callable[[Path], Logits]:
+def next_to(name: str) -> Callable[[Path], Logits]:
     """Logits in a file of float32 next to the model's."""
     return lambda path: np.fromfile(path.with_name(name), "<f4")
 
@@ -57,7 +57,7 @@ FILES = tuple(
         family="RWKV-7",
         source="rwkv.cpp, `tests`",
         prompt='"in',
-        expected=beside("expected-logits-7v0-834K.bin"),
+        expected=next_to("expected-logits-7v0-834K.bin"),
         tolerance=1e-6,
     )
     for dtype in ("FP32", "FP16")

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from model.files import open_file
 from model.weights import CheckpointError
+from model.weights.rwkv_cpp import MAGIC
 
 CONFIG = "config.json"
 #: The config of folders in Mistral's own layout.
@@ -16,7 +17,7 @@ CONFIGS = (CONFIG, PARAMS)
 #: safetensors, and GGUF.
 TORCH_SUFFIX, ST_SUFFIX, GGUF_SUFFIX = FILE_SUFFIXES = (".pth", ".st", ".gguf")
 #: The same of rwkv.cpp. Others end so too, so what a file begins with counts as well.
-RWKV_CPP_SUFFIX, RWKV_CPP_MAGIC = ".bin", b"fmgg"
+RWKV_CPP_SUFFIX = ".bin"
 
 
 class Lora(NamedTuple):
@@ -46,7 +47,7 @@ def is_model_file(path: Path) -> bool:
     if path.suffix != RWKV_CPP_SUFFIX or not is_readable(path):
         return False
     with open_file(path) as file:
-        return file.read(len(RWKV_CPP_MAGIC)) == RWKV_CPP_MAGIC
+        return file.read(len(MAGIC)) == MAGIC
 
 
 def is_readable(path: Path) -> bool:

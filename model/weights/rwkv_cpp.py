@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from model.checkpoint_files import RWKV_CPP_MAGIC
 from model.files import open_file
 from model.tensor_spec import Shape
 from model.weights import (
@@ -28,7 +27,7 @@ from model.weights import (
     release_pages,
 )
 
-VERSION = 101
+MAGIC, VERSION = b"fmgg", 101
 #: Types of numbers: their names, and numpy's.
 _TYPES = {0: ("F32", "<f4"), 1: ("F16", "<f2")}
 #: Those of blocks, which rwkv.cpp makes of a file.
@@ -63,7 +62,7 @@ class RwkvCppFile(MappedWeights[_Entry]):
             with open_file(path) as file:
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             magic, version, *sizes, _ = self._numbers(0, 6)
-            if magic != int.from_bytes(RWKV_CPP_MAGIC, "little") or version != VERSION:
+            if magic != int.from_bytes(MAGIC, "little") or version != VERSION:
                 raise CheckpointError(f"{path} is not a file of rwkv.cpp of version {VERSION}")
             self.stated = Sizes(*sizes)
             self._tensors: dict[str, _Entry] = {}

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from benchmarks.pages.models import published_file_table
-from benchmarks.published_files import FILES, RESULT, beside, compared, found_below, is_equal
+from benchmarks.published_files import FILES, RESULT, compared, found_below, is_equal, next_to
 from benchmarks.report import read_result
 from model.checkpoint import load_checkpoint
 from tests.rwkv7 import SHAPES, published
 from tests.rwkv_cpp import rwkv_cpp_tensors, write_rwkv_cpp
 
 SHAPE = dataclasses.replace(SHAPES["square"], vocab_size=256)
-FILE = dataclasses.replace(FILES[0], expected=beside("logits.bin"), tolerance=1e-4)
+FILE = dataclasses.replace(FILES[0], expected=next_to("logits.bin"), tolerance=1e-4)
 
 
 @pytest.fixture
