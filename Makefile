@@ -65,7 +65,7 @@ CADDY_TESTS := tests/deploy/test_caddy.py
 QUICK := tests/model tests/server tests/docs
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help serve test quick reliability processors fuzz chaos compat lint format bench soak docker docker-check clean
+.PHONY: FORCE help serve test quick reliability processors fuzz chaos compat lint format bench published soak docker docker-check clean
 
 help: ## Lists the tasks
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -138,6 +138,9 @@ bench: $(VENV)/.installed-bench ## Runs the benchmarks; each ends with a line of
 	$(BIN)/python -m benchmarks.serve $(ARGS)
 	$(BIN)/python -m benchmarks.server_cost $(ARGS)
 	$(BIN)/python -m benchmarks.capacity $(ARGS)
+
+published: $(VENV)/.installed-dev ## Compares published files below the folders in ARGS with published results
+	@$(BIN)/python -m benchmarks.published_files $(ARGS)
 
 soak: $(VENV)/.installed-bench ## Runs ten minutes of joins, cancels, disconnects and bad requests
 	$(BIN)/python -m benchmarks.soak $(ARGS)

@@ -5,8 +5,8 @@ tokenizer names the model: a session's state means something only to the model
 that made it. Folders of other projects load too, where `model.foreign` knows
 the ``model_type`` of their config; their weights may be several files next to
 an index. So do files that are a model without a folder: a native RWKV-7 file, ``NAME.pth`` or
-``NAME.st``, with a tokenizer in the same folder or the published one, and ``NAME.gguf``, which
-has one of its own.
+``NAME.st``, with a tokenizer in the same folder or the published one, one of rwkv.cpp, and
+``NAME.gguf``, which has a tokenizer of its own.
 
 A chat template may lie next to them (`model.chat.template`); what a state means
 does not depend on it, so the digest leaves it out.
@@ -37,6 +37,8 @@ from model.checkpoint_files import CONFIG, GGUF_SUFFIX, NO_LORA, Lora, config_fi
 from model.files import ConfigError, errors_in, open_file
 from model.hub.locate import locate
 from model.tokenization.ends import GENERATION_CONFIG
+from model.tokenization.single_bytes import NUM_IDS as NUM_BYTES
+from model.tokenization.single_bytes import BytesCodec
 from model.tokenization.world import PADDED_SIZE, PUBLISHED
 from model.tokenizer import FILES as TOKENIZER_FILES
 from model.tokenizer import Tokenizer, TokenizerError
@@ -183,7 +185,10 @@ def _find_next_to(path: Path) -> Path | None:
 
 
 def _load_file(path: Path, tokenizer_file: Path | None) -> Checkpoint:
-    """A native RWKV file; one of the published size has the published vocabulary by default."""
+    """A native RWKV file.
+
+    One of the published size has the published vocabulary by default, and one of 256 ids bytes.
+    """
     from model.foreign.rwkv7 import open_native, read_native
     from model.foreign.rwkv7_state import merged_states
     from model.foreign.tuned_states import state_block
@@ -192,16 +197,19 @@ def _load_file(path: Path, tokenizer_file: Path | None) -> Checkpoint:
     config, weights = read_native(file, path.name)
     states = merged_states(file)
     tuned = state_block(states, path.name, config) if states else None
-    if tokenizer_file is None and config.vocab_size == PADDED_SIZE:
-        tokenizer_file = _find_next_to(path) or PUBLISHED
-    tokenizer_file = tokenizer_file or _next_to(path)
-    tokenizer = Tokenizer.load(tokenizer_file)
+    usual = {PADDED_SIZE: PUBLISHED, NUM_BYTES: None}
+    if tokenizer_file is None and config.vocab_size in usual:
+        tokenizer_file = _find_next_to(path) or usual[config.vocab_size]
+        tokenizer = Tokenizer.load(tokenizer_file) if tokenizer_file else Tokenizer(BytesCodec())
+    else:
+        tokenizer_file = tokenizer_file or _next_to(path)
+        tokenizer = Tokenizer.load(tokenizer_file)
     if tokenizer.vocab_size > config.vocab_size:
         raise CheckpointError(
             f"{tokenizer_file} has {tokenizer.vocab_size} ids, {path.name} {config.vocab_size}"
         )
     template = chat_of(config, tokenizer, read_chat_template(path.parent))
-    digest = _digest([path, tokenizer_file])
+    digest = _digest([path, tokenizer_file] if tokenizer_file else [path])
     return Checkpoint(config, weights, tokenizer, digest, template, tuned)
 
 

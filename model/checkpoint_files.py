@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from model.files import open_file
 from model.weights import CheckpointError
+from model.weights.rwkv_cpp import MAGIC
 
 CONFIG = "config.json"
 #: The config of folders in Mistral's own layout.
@@ -15,6 +16,8 @@ CONFIGS = (CONFIG, PARAMS)
 #: End the names of files that are a model without a folder: native RWKV files, of torch or of
 #: safetensors, and GGUF.
 TORCH_SUFFIX, ST_SUFFIX, GGUF_SUFFIX = FILE_SUFFIXES = (".pth", ".st", ".gguf")
+#: The same of rwkv.cpp. Others end so too, so what a file begins with counts as well.
+RWKV_CPP_SUFFIX = ".bin"
 
 
 class Lora(NamedTuple):
@@ -35,6 +38,16 @@ def config_file(folder: Path) -> Path:
     """The config of ``folder``, by the name that is there; `CONFIG` where both are, or none."""
     is_mistral = (folder / PARAMS).is_file() and not (folder / CONFIG).exists()
     return folder / (PARAMS if is_mistral else CONFIG)
+
+
+def is_model_file(path: Path) -> bool:
+    """Whether ``path`` is a model without a folder. Raises `CheckpointError`: see `is_readable`."""
+    if path.suffix in FILE_SUFFIXES:
+        return is_readable(path)
+    if path.suffix != RWKV_CPP_SUFFIX or not is_readable(path):
+        return False
+    with open_file(path) as file:
+        return file.read(len(MAGIC)) == MAGIC
 
 
 def is_readable(path: Path) -> bool:

@@ -107,7 +107,10 @@ class ModelConfig(JsonConfig):
     def layer_states(self) -> Sequence[dict[str, TensorSpec]]:
         """See `model.architectures.config.Config`; every layer has the same tensors."""
         if not self.constant_state:
-            raise ConfigError(f"attention {self.attention!r} has no constant state")
+            raise ConfigError(
+                f"attention {self.attention!r} has no constant state: `everstream convert` gives it"
+                " one that has (docs/contribute/convert.md)"
+            )
         return [spec_of(self.attention).state_spec(self)] * self.num_hidden_layers
 
     def weight_shapes(self) -> dict[str, Shape]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from queue import SimpleQueue
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -41,6 +42,7 @@ class Repository:
     ``wrong`` are files whose second half is not what the hub states. A GET of one in ``broken``
     ends after so many bytes, and all further ones are refused. ``stated`` replaces sizes and
     digests of LFS files in the listing. No file is sent before ``num_readers`` have listed it.
+    With ``ignores_ranges`` every answer is the whole file.
     """
 
     files: dict[str, bytes]
@@ -49,6 +51,7 @@ class Repository:
     broken: dict[str, int] = field(default_factory=dict)
     stated: dict[str, dict[str, object]] = field(default_factory=dict)
     num_readers: int = 1
+    ignores_ranges: bool = False
 
     def __post_init__(self) -> None:
         self.was_listed = threading.Event()
@@ -78,6 +81,8 @@ class Hub:
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
         self.asked: list[Asked] = []
+        #: How much was sent of each file whose reader has left before its end.
+        self.cut: SimpleQueue[int] = SimpleQueue()
         self._api = _Server(self, "hub")
         self._storage = _Server(self, "storage")
 
@@ -215,6 +220,8 @@ class _Handler(BaseHTTPRequestHandler):
         if path in repository.wrong:
             middle = len(data) // 2  # a header comes whole
             data = data[:middle] + bytes(len(data) - middle)
+        if repository.ignores_ranges:
+            start, stop = 0, None
         is_part = start > 0 or stop is not None
         if is_part:
             last_byte = len(data) - 1 if stop is None else stop - 1
@@ -260,8 +267,17 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(body[:limit])
+            self._write(body[:limit])
         if limit is not None:
+            self.close_connection = True
+
+    def _write(self, body: bytes) -> None:
+        sent = 0
+        try:
+            while sent < len(body):
+                sent += self.wfile.write(body[sent : sent + (1 << 16)])
+        except OSError:
+            self.server.hub.cut.put(sent)
             self.close_connection = True
 
 

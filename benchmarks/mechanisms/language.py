@@ -19,8 +19,9 @@ from benchmarks.report import Figures
 from model.architectures.config import Config
 from model.checkpoint import load_checkpoint
 from model.state import kv_cache_bytes_per_token
-from model.training.config import TrainConfig, TrainingError
+from model.training.config import TrainConfig
 from model.training.data import Source
+from model.training.errors import TrainingError
 from model.training.loop import train
 
 #: Steps whose mean loss is reported as the training loss.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchmarks import published_files
 from benchmarks.checkpoints import published
 from benchmarks.report import RESULTS, Figures, markdown, read_result
 
@@ -285,9 +286,20 @@ def _model(size: str) -> str:
     return f"{words.get(family, 'RWKV-7')} {number}"
 
 
+def published_file_table() -> str:
+    """How far the logits of published files are from the published ones."""
+    body = []
+    for found in read_result(published_files.RESULT)["files"]:
+        differences = [f"{each:.1e}" for each in found["largest_difference"].values()]
+        cells = [f"`{found['name']}`", found["source"], f"{found['parameters']:,}"]
+        body.append([*cells, f"{found['largest_logit']:.2f}", *differences])
+    head = ["file", "from", "parameters", "largest logit"]
+    return markdown([*head, *(f"difference, {name}" for name in published_files.BACKENDS)], body)
+
+
 def size_tables() -> dict[str, str]:
     """Those of docs/start/models.md."""
-    return {"choosing": choice_table()}
+    return {"choosing": choice_table(), "published files": published_file_table()}
 
 
 def tables() -> dict[str, str]:

@@ -22,7 +22,8 @@ from model.convert.match import match_layers
 from model.convert.report import ConversionReport
 from model.convert.swap import copy_shared, target_config
 from model.lm import LanguageModel
-from model.training.config import TrainConfig, TrainingError
+from model.training.config import TrainConfig
+from model.training.errors import TrainingError
 from model.training.evaluate import evaluate
 from model.training.loop import VALID_BYTES, Run
 

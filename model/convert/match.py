@@ -20,7 +20,8 @@ from torch import Tensor
 
 from model.attention.base import Attention
 from model.lm import LanguageModel
-from model.training.config import TrainConfig, TrainingError
+from model.training.config import TrainConfig
+from model.training.errors import TrainingError
 from model.training.optimizer import learning_rate_factor, make_optimizers, prepare_step
 
 

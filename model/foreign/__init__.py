@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from model.architectures import ARCHITECTURES
 from model.architectures.config import Config
 from model.checkpoint_files import PARAMS, config_file
 from model.files import ConfigError, read_json
@@ -24,8 +25,12 @@ from model.weights.gguf_file import GgufFile
 
 Reader = Callable[[ForeignConfig, Weights], tuple[Config, Mapping[str, Array]]]
 
-#: Why hybrids are refused.
+#: Why hybrids are refused, and transformers.
 GROWS = "some of its layers are attention, whose state grows with the text"
+ALL_GROW = "its layers are attention, whose state grows with the text"
+#: What to take instead.
+SERVED = ", ".join(family.name for family in ARCHITECTURES.values() if family.name != "everstream")
+INSTEAD = f"docs/start/models.md has what is served ({SERVED}), docs/contribute/convert.md the rest"
 
 #: The name here of folders of state-spaces' own, whose ``config.json`` has no ``model_type``.
 STATE_SPACES = "mamba_ssm"
@@ -127,6 +132,9 @@ def read_config(folder: Path) -> dict[str, Any]:
             raise ConfigError(f"{PARAMS}: of Mistral's own layout only model_type 'mamba' is read")
         return {"bos_token_id": MISTRAL_BOS, **values, "model_type": MISTRAL}
     refuse_config(values)
+    family = values.get("model_type")
+    if isinstance(family, str) and family not in (*READERS, *ARCHITECTURES):
+        raise ConfigError(f"{file.name}: {family:.80} models are not supported; {INSTEAD}")
     if "model_type" not in values and {"d_model", "n_layer"} <= values.keys():
         return {"model_type": STATE_SPACES, **values}
     return values
@@ -141,6 +149,14 @@ def refuse_config(values: Mapping[str, Any]) -> None:
             "rwkv models are not supported if architecture_version is not 'rwkv7': they are RWKV-4,"
             " and of this family only RWKV-7 is"
         )
+    text = values.get("text_config")
+    for found in (values, text if isinstance(text, dict) else {}):
+        if (quantized := found.get("quantization_config")) is not None:
+            method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+            raise ConfigError(
+                f"config.json: quantization_config: weights quantised by {method!r:.40} are not"
+                " supported: take the original, or a GGUF"
+            )
     if values.get("attn_layer_idx"):  # Mamba's own files, which have no model_type
         raise ConfigError(f"config.json: attn_layer_idx is not supported: {GROWS}")
 
@@ -154,17 +170,19 @@ def read_gguf(file: GgufFile, name: str) -> tuple[Config, StoredWeights]:
     if not isinstance(family, str):
         raise ConfigError(f"{name}: general.architecture is missing, or no string")
     refuse_unsupported(family, name)
-    for tensor in file if family not in WITH_ATTENTION else ():
-        if re.search(r"\.attn_(q|k|v|qkv)\.", tensor):
-            raise ConfigError(f"{name}: {family!r:.80} models are not supported: {GROWS}")
-    if family not in GGUF_READERS:
-        known = ", ".join(GGUF_READERS)
-        raise ConfigError(
-            f"{name}: general.architecture {family!r:.80} is not supported, only {known}"
-        )
+    attention = set() if family in WITH_ATTENTION else _layers(file, r"attn_(q|k|v|qkv)\.")
+    reason = f": {GROWS if _layers(file, '') - attention else ALL_GROW}" if attention else ""
+    if reason or family not in GGUF_READERS:
+        raise ConfigError(f"{name}: {family!r:.80} models are not supported{reason}; {INSTEAD}")
     module, function = GGUF_READERS[family]
     found: tuple[Config, StoredWeights] = getattr(import_module(module), function)(file, name)
     return found
+
+
+def _layers(file: GgufFile, kind: str) -> set[str]:
+    """The numbers of the layers that have a tensor of this kind."""
+    matches = (re.match(rf"blk\.(\d+)\.{kind}", tensor) for tensor in file)
+    return {match[1] for match in matches if match}
 
 
 def is_foreign(model_type: object) -> bool:
@@ -187,16 +205,27 @@ def read(
     where the file names none. Raises `ConfigError` or `CheckpointError`; the arguments are
     not changed.
     """
+    values = _with_tied(values, tensors)
     module, name = READERS[values["model_type"]]
     reader: Reader = getattr(import_module(module), name)
     for field in ("bos_token_id", "eos_token_id"):
         if values.get(field) is None:
             values = {**values, field: eos_token_id}
-    source, weights = ForeignConfig(values), Weights(tensors)
+    source, weights = ForeignConfig(values, tensors), Weights(tensors)
     config, ours = reader(source, weights)
     source.refuse_unknown()
     weights.refuse_unknown()
     return _without_padding(config, ours, vocab_size)
+
+
+def _with_tied(values: dict[str, Any], tensors: Mapping[str, Array]) -> dict[str, Any]:
+    """``values`` where a null for whether the head is the embedding is what the files have."""
+    tied = "tie_word_embeddings"
+    if values.get(tied, False) is None:
+        values = {**values, tied: not any(key.endswith("head.weight") for key in tensors)}
+    if isinstance(text := values.get("text_config"), dict):
+        values = {**values, "text_config": _with_tied(text, tensors)}
+    return values
 
 
 def _without_padding(

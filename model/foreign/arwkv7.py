@@ -33,8 +33,6 @@ HARMLESS = (
     *("max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters"),
     *("sliding_window", "use_sliding_window", "layer_types"),
 )
-#: Every layer has more keys than these.
-MIN_KEYS = 22
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ def _check(source: ForeignConfig, config: Arwkv7Config) -> None:
 def sizes(files: Mapping[str, Array], name: str, names: Names) -> Arwkv7Config:
     """The config, from the shapes of the weights; what these do not show is left at its default."""
     shape = KeyShapes(files, name)
-    num_layers = shape.num_layers(names.block, MIN_KEYS)
+    num_layers = shape.num_layers(names.block)
     vocab_size, width = shape(names.embedding)
     first = names.block.format(0)
     has_gate = f"{first}.{names.low_rank[0].format('g')}" in files

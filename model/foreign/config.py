@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from model.architectures.config import MAX_SIZE
-from model.files import ConfigError
+from model.files import ConfigError, one_line
+from model.weights import Array, check_num_layers, file_name
 
+logger = logging.getLogger("everstream.models")
+
+NO_FILES: Mapping[str, Array] = MappingProxyType({})
 #: No number of a config comes near; beyond it are infinity, NaN and what no float holds.
 MAX_NUMBER = 1e30
+
+#: Fields that say nothing of what the network computes, whatever their value: names of programs and
+#: of models, and options of training, of kernels and of what is returned. A name that is not among
+#: these kinds may change the mathematics, and is refused.
+NOT_COMPUTED = re.compile(
+    r"(unsloth|axolotl|trl|peft|train|training|trainer|finetuning)_.+|_?model_(name|id)|base_model.*"
+    r"|.*dropout.*|.+_pdrop|.*drop_path.*|.*layer_?drop.*|.*weight_decay|.*learning_rate.*"
+    r"|(.+_)?initializer(_.+)?|init_(std|range|scale|method|device|fn)|.*xavier.*"
+    r"|.+_init(_(std|range|scale|scheme|method|floor|gain))?|(.+_)?loss(_.+)?|.*aux_(loss|coef).*"
+    r"|label_smoothing.*|(.+_)?gradient_checkpointing(_.+)?|(.+_)?dtype|fused?_.+|use_fused_.+"
+    r"|_?attn_implementation.*|use_(flash|cuda|triton|liger|sdpa)(_(attn|attention|kernels?))?|cache_implementation"
+    r"|output_(attentions|hidden_states|router_logits|scores|logits)|return_.+|(pad|unk)_token_id",
+    re.IGNORECASE,
+)
+#: The version of a library: what a field so called has, unlike that of a mechanism ("v2", 7).
+LIBRARY_VERSION = re.compile(r"\d+\.\d+[\w.+-]*")
 
 #: Fields of any Hugging Face config that say nothing about what the network computes.
 HARMLESS = frozenset(
@@ -24,17 +47,20 @@ HARMLESS = frozenset(
 
 
 class ForeignConfig:
-    """The fields that are left. A reader takes what it knows; `refuse_unknown` names the rest."""
+    """The fields that are left. A reader takes what it knows; `refuse_unknown` names the rest.
 
-    def __init__(self, values: dict[str, Any]) -> None:
-        self._left = dict(values)
+    ``files`` are the tensors that the config describes.
+    """
+
+    def __init__(self, values: dict[str, Any], files: Mapping[str, Array] = NO_FILES) -> None:
+        # Null is how some programs write that a field is not there.
+        self._left = {name: value for name, value in values.items() if value is not None}
+        self.files = files
         self.family = str(self._left.pop("model_type"))
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """A field that must be a positive integer; None, which some files write, is the default."""
-        value = self._left.pop(name, None)
-        if value is None:
-            value = default
+        """A field that must be a positive integer."""
+        value = self._left.pop(name, default)
         if value is None:
             raise ConfigError(f"{self.family}: {name} is missing")
         if type(value) is not int or value < 1:
@@ -42,6 +68,16 @@ class ForeignConfig:
         if value > MAX_SIZE:
             raise ConfigError(f"{self.family}: {name} must be at most {MAX_SIZE}, not {value}")
         return value
+
+    def num_layers(self, name: str, default: int | None = None) -> int:
+        """The same for the number of layers, for which the files must have enough keys.
+
+        Every reader takes it from here, before it makes anything for each layer. Raises
+        `CheckpointError` too.
+        """
+        num_layers = self.integer(name, default)
+        check_num_layers(num_layers, len(self.files), file_name(self.files))
+        return num_layers
 
     def number(self, name: str, default: float) -> float:
         """A field that must be a number, as float."""
@@ -98,7 +134,20 @@ class ForeignConfig:
             self._left.pop(name, None)
 
     def refuse_unknown(self) -> None:
-        """Raises `ConfigError` for a field that no reader took."""
-        unknown = sorted(self._left.keys() - HARMLESS)
-        if unknown:
+        """Raises `ConfigError` for a field that no reader took, unless it is not computed with."""
+        left = sorted(self._left.keys() - HARMLESS)
+        passed = [name for name in left if _is_not_computed(name, self._left[name])]
+        if unknown := [name for name in left if name not in passed]:
             raise ConfigError(f"{self.family}: unknown field {unknown[0]!r}")
+        self.ignore(*passed)
+        if passed:
+            logger.info(
+                one_line(f"{self.family}: fields of training or of programs: {', '.join(passed)}")
+            )
+
+
+def _is_not_computed(name: str, value: object) -> bool:
+    """Whether a field, known or not, cannot change what the network computes."""
+    if name.lower().endswith("version"):
+        return isinstance(value, str) and LIBRARY_VERSION.fullmatch(value) is not None
+    return NOT_COMPUTED.fullmatch(name.rpartition(".")[2]) is not None

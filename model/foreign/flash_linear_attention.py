@@ -194,7 +194,7 @@ class _Shape:
         self.tied = source.boolean("tie_word_embeddings", False)
         older = source.number("rms_norm_eps", 1e-6)  # its name until spring 2024
         self.norm_eps = source.number("norm_eps", older)
-        self.num_layers = source.integer("num_hidden_layers", 24)
+        self.num_layers = source.num_layers("num_hidden_layers", 24)
 
     def _read_heads(self, num_heads: int, expand_k: float, expand_v: float) -> None:
         source = self.source
@@ -240,7 +240,9 @@ class _Shape:
         return weights.join_qkv(pattern, *self.groups, self.grouped)
 
     def norm_weight(self, weights: Weights, *names: str) -> Array:
-        return weights.take(*names) if self.affine else np.ones(self.value_dim, np.float32)
+        if self.affine:
+            return weights.take(*names)
+        return np.broadcast_to(np.float32(1), self.value_dim)  # no memory for a config's word
 
     def gate(self, key: str, weights: Weights) -> dict[str, Array]:
         """The output gate and the norm before it."""

@@ -30,28 +30,24 @@ class GgufSource(ForeignConfig):
         end = file.metadata.get(EOS, 0)
         values[EOS] = end
         values[BOS] = file.metadata.get(BOS, file.metadata.get(PAD, end))
-        super().__init__(values)
+        super().__init__(values, file)
 
     def per_layer(self, name: str, num_layers: int) -> list[int]:
         """A field that is a number for all layers or an array with one for each, or for more."""
         value = self.anything(name)
         if type(value) in (int, bool):
             return [int(value)] * num_layers
-        numbers = [int(each) for each in value] if hasattr(value, "dtype") else []
+        numbers = [int(each) for each in value[:num_layers]] if hasattr(value, "dtype") else []
         if len(numbers) < num_layers or any(number < 0 for number in numbers):
             raise ConfigError(
                 f"{self.family}: {name} must be a number or one for each of {num_layers} layers,"
                 f" not {value!r:.80}"
             )
-        return numbers[:num_layers]
+        return numbers
 
     def sizes(self, file: GgufFile) -> tuple[int, int, int]:
         """Blocks, ids and width. Raises `ConfigError` or `CheckpointError`."""
-        num_blocks = self.integer("block_count")
-        if num_blocks > len(file):  # before anything is made for each layer
-            raise CheckpointError(
-                f"{self.family} has {len(file)} keys, too few for {num_blocks} layers"
-            )
+        num_blocks = self.num_layers("block_count")
         shape = file.shape(EMBEDDING) if EMBEDDING in file else ()
         if len(shape) != 2 or 0 in shape:
             raise CheckpointError(f"{self.family}: {EMBEDDING} is missing, or no matrix")

@@ -75,7 +75,7 @@ def _config(source: ForeignConfig) -> ModelConfig:
     return ModelConfig(
         vocab_size=vocab_size,
         hidden_size=width,
-        num_hidden_layers=source.integer("n_layer"),
+        num_hidden_layers=source.num_layers("n_layer"),
         num_attention_heads=heads,
         head_dim=width // heads,
         intermediate_size=source.integer("n_inner", 4 * width),

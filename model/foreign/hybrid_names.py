@@ -34,12 +34,13 @@ class HybridNames:
     def parts_of(self, config: HybridConfig) -> dict[str, Part]:
         """Of each weight that ``config`` lists."""
         parts: dict[str, Part] = {}
+        attention_layers = frozenset(config.attention_layers)
         for ours in config.weight_shapes():
             if ours in self.ends:
                 parts[ours] = self.ends[ours]
                 continue
             _, layer, name = ours.split(".", 2)
-            mixer = self.attention if config.is_attention[int(layer)] else self.other
+            mixer = self.attention if int(layer) in attention_layers else self.other
             part = self.both[name] if name in self.both else mixer[name.removeprefix("mixer.")]
             keys = tuple(f"{self.block.format(layer)}.{key}" for key in part.keys)
             parts[ours] = Part(keys, part.form)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from model.foreign.renamed import formed_shape
 from model.tensor_spec import Shape
-from model.weights import Array, CheckpointError, shape_in
+from model.weights import Array, CheckpointError, check_num_layers, shape_in
 
 
 class KeyShapes:
@@ -29,15 +29,12 @@ class KeyShapes:
         """Our shape of a matrix of the `Part.form` ``form``."""
         return formed_shape(self(key), form)
 
-    def num_layers(self, block: str, min_keys: int) -> int:
+    def num_layers(self, block: str) -> int:
         """How many numbers the keys have in the place of ``{}`` in ``block``.
 
-        Every layer has more than ``min_keys`` keys: with fewer, nothing is made for each of them.
+        Raises `CheckpointError` where there are too few keys for so many layers.
         """
         pattern = re.escape(block).replace(r"\{\}", r"(\d{1,9})") + r"\."
         layers = {int(match[1]) for key in self._files if (match := re.match(pattern, key))}
-        if len(self._files) < len(layers) * min_keys:
-            raise CheckpointError(
-                f"{self.name} has {len(self._files)} keys, too few for {len(layers)} layers"
-            )
+        check_num_layers(len(layers), len(self._files), self.name)
         return len(layers)

@@ -37,7 +37,7 @@ def _config(source: ForeignConfig) -> Lfm2Config:
     source.choice("conv_bias", False)
     source.choice("block_use_swiglu", True)
     source.choice("use_pos_enc", True)
-    num_layers, vocab_size = source.integer("num_hidden_layers"), source.integer("vocab_size")
+    num_layers, vocab_size = source.num_layers("num_hidden_layers"), source.integer("vocab_size")
     width, heads = source.integer("hidden_size"), source.integer("num_attention_heads")
     return Lfm2Config(
         vocab_size=vocab_size,

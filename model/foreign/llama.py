@@ -60,7 +60,7 @@ def _config(source: ForeignConfig) -> ModelConfig:
     return ModelConfig(
         vocab_size=vocab_size,
         hidden_size=width,
-        num_hidden_layers=source.integer("num_hidden_layers"),
+        num_hidden_layers=source.num_layers("num_hidden_layers"),
         num_attention_heads=heads,
         head_dim=source.integer("head_dim", width // heads),
         intermediate_size=source.integer("intermediate_size"),

@@ -82,6 +82,7 @@ def _text_config(source: ForeignConfig) -> ForeignConfig:
             f"{source.family}: text_config.model_type {kind!r:.80} is not supported,"
             " only 'qwen3_5_text'"
         )
+    values = {name: value for name, value in values.items() if value is not None}
     values = {"tie_word_embeddings": False, **values, "model_type": "qwen3_5_text"}
     tied = source.boolean("tie_word_embeddings", values["tie_word_embeddings"])
     if tied != values["tie_word_embeddings"]:
@@ -91,7 +92,7 @@ def _text_config(source: ForeignConfig) -> ForeignConfig:
             values[name] = source.anything(name)
     source.ignore(*HARMLESS)
     source.refuse_unknown()
-    return ForeignConfig(values)
+    return ForeignConfig(values, source.files)
 
 
 def _config(source: ForeignConfig) -> Qwen35Config:
@@ -99,9 +100,10 @@ def _config(source: ForeignConfig) -> Qwen35Config:
     source.choice("hidden_act", "silu")
     source.choice("attention_bias", False)
     source.choice("attn_output_gate", True)
+    source.choice("output_gate_type", "swish", "silu")
     source.choice("mlp_only_layers", [])
     head_dim, rotary = source.integer("head_dim", 256), read_rotary(source, 1e7, 0.25, AXES)
-    num_layers, vocab_size = source.integer("num_hidden_layers"), source.integer("vocab_size")
+    num_layers, vocab_size = source.num_layers("num_hidden_layers"), source.integer("vocab_size")
     config = Qwen35Config(
         vocab_size=vocab_size,
         hidden_size=source.integer("hidden_size"),

@@ -8,9 +8,11 @@ value heads than key heads, value heads lie in another order: head ``r Hk + g`` 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from model.architectures.qwen35.config import Qwen35Config
 from model.files import ConfigError
@@ -27,6 +29,7 @@ HEADS = ("ssm_alpha.weight", "ssm_beta.weight", "ssm_a", "ssm_dt.bias")
 COLUMNS = "ssm_out.weight"
 #: Rows of a tensor, from one to before another.
 Read = Callable[[str, int, int | None], Array]
+Order = npt.NDArray[np.int64]
 
 
 def read_gguf(file: GgufFile, name: str) -> tuple[Qwen35Config, Renamed]:
@@ -112,12 +115,19 @@ class HeadOrder(WrappedWeights):
 
     def __init__(self, file: GgufFile, config: Qwen35Config) -> None:
         super().__init__(file)
-        groups, size = config.num_key_heads, config.value_head_dim
-        head = np.arange(config.num_value_heads)
-        per_group = config.num_value_heads // groups
-        self._heads = head % per_group * groups + head // per_group
-        self._channels = (self._heads[:, None] * size + np.arange(size)).ravel()
-        self._first_value = 2 * groups * config.key_head_dim
+        self._config = config  # which is compared with the tensors before they are read
+        self._first_value = 2 * config.num_key_heads * config.key_head_dim
+
+    @cached_property
+    def _heads(self) -> Order:
+        groups, head = self._config.num_key_heads, np.arange(self._config.num_value_heads)
+        per_group = self._config.num_value_heads // groups
+        return head % per_group * groups + head // per_group
+
+    @cached_property
+    def _channels(self) -> Order:
+        size = self._config.value_head_dim
+        return (self._heads[:, None] * size + np.arange(size)).ravel()
 
     def __getitem__(self, name: str) -> Array:
         return self.rows(name, 0, None)

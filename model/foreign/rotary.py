@@ -42,6 +42,7 @@ def read_rotary(
             raise ConfigError(
                 f"{family}: {field} of type {kind!r} is not supported, only 'default'"
             )
+        found = {name: value for name, value in found.items() if value is not None}
         unknown = sorted(found.keys() - {"rope_type", "type", *values} - ignored)
         if unknown:
             raise ConfigError(f"{family}: unknown field {field}.{unknown[0]}")

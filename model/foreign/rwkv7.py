@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from model.architectures.rwkv7.config import LOW_RANKS, Rwkv7Config
-from model.checkpoint_files import ST_SUFFIX
+from model.checkpoint_files import RWKV_CPP_SUFFIX, ST_SUFFIX
 from model.files import ConfigError
 from model.foreign import GROWS
 from model.foreign.config import ForeignConfig
@@ -26,6 +26,7 @@ from model.foreign.renamed import Renamed
 from model.foreign.rwkv7_names import (
     LETTERS,
     NATIVE,
+    RWKV_CPP,
     TURNED,
     Names,
     TimeMixNames,
@@ -35,6 +36,7 @@ from model.foreign.rwkv7_names import (
 )
 from model.foreign.weights import Weights
 from model.weights import Array, CheckpointError, StoredWeights, file_name
+from model.weights.rwkv_cpp import RwkvCppFile, Sizes
 from model.weights.safetensors import WeightFiles
 from model.weights.torch_file import TorchFile
 
@@ -53,9 +55,6 @@ HARMLESS = (
     # The shape of r_k decides: converters leave the number of another size here.
     *("num_heads", "num_attention_heads"),
 )
-
-#: Every layer has more keys than these, in any of the files.
-MIN_KEYS = 16
 
 #: What some folders call the fields.
 OTHER_FIELDS = {
@@ -83,7 +82,9 @@ VARIANTS = (
 
 
 def open_native(path: Path) -> StoredWeights:
-    """The tensors of a ``.pth`` or ``.st`` file, by its keys."""
+    """The tensors of a ``.pth`` or ``.st`` file, or of one of rwkv.cpp, by its keys."""
+    if path.suffix == RWKV_CPP_SUFFIX:
+        return RwkvCppFile(path)
     return WeightFiles([path]) if path.suffix == ST_SUFFIX else TorchFile(path)
 
 
@@ -94,10 +95,21 @@ def read_native(files: StoredWeights, name: str) -> tuple[Rwkv7Config, Renamed]:
     if name.endswith(ST_SUFFIX) and "blocks.0.att.w1" in files:
         down = files.shape("blocks.0.att.w1")  # its longer axis is the width
         names = TURNED if len(down) == 2 and down[0] < down[1] else NATIVE
+    if isinstance(files, RwkvCppFile):
+        names = RWKV_CPP
     config = sizes(files, name, names)
+    if isinstance(files, RwkvCppFile):
+        _check_stated(files.stated, config, name)
     # A tuned state that is merged in is read by `model.foreign.rwkv7_state`.
     states = {key for key in files if re.fullmatch(r"blocks\.\d+\.att\.time_state", key)}
     return config, renamed(files, name, config, names, states)
+
+
+def _check_stated(stated: Sizes, config: Rwkv7Config, name: str) -> None:
+    """Raises `CheckpointError` where a file of rwkv.cpp says other sizes than its tensors have."""
+    found = Sizes(config.vocab_size, config.hidden_size, config.num_hidden_layers)
+    if stated != found:
+        raise CheckpointError(f"{name}: its sizes are {[*stated]}, the tensors have {[*found]}")
 
 
 def read_rwkv7(source: ForeignConfig, weights: Weights) -> tuple[Rwkv7Config, Renamed]:
@@ -137,7 +149,7 @@ def _refuse_fields(source: ForeignConfig) -> None:
 def sizes(files: Mapping[str, Array], name: str, names: Names) -> Rwkv7Config:
     """The config, from the shapes of the weights; what these do not show is left at its default."""
     shape = KeyShapes(files, name)
-    num_layers = shape.num_layers(names.block, MIN_KEYS)
+    num_layers = shape.num_layers(names.block)
     vocab_size, width = shape(names.embedding)
     inner = names.projections["channel_mix.key"]
     return Rwkv7Config(

@@ -64,6 +64,8 @@ NATIVE = Names(
 )
 #: Of `.st` files, whose low-rank matrices are transposed.
 TURNED = replace(NATIVE, low_rank_form="same")
+#: Of files of rwkv.cpp, whose token shift of the time mix is one tensor [6, 1, D].
+RWKV_CPP = replace(TURNED, shift_mix=Part(("att.x_rwkvag",), "squeezed"))
 #: Of folders of the RWKV project.
 OFFICIAL = replace(
     NATIVE,

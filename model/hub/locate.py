@@ -7,23 +7,28 @@ from dataclasses import replace
 from pathlib import Path
 
 from model.bundled_models import bundled_models
-from model.checkpoint_files import CONFIG, FILE_SUFFIXES, PARAMS, is_readable
+from model.checkpoint_files import CONFIG, CONFIGS, PARAMS, is_model_file, is_readable
 from model.hub.names import parse_name
 from model.weights import FORMS, WEIGHTS, CheckpointError
+from model.weights.gguf_parts import is_first_part
+
+#: Begins the names of GGUF files that see images, next to the model.
+_NO_MODEL = "mmproj"
 
 
 def locate(source: str | Path, revision: str | None = None) -> Path:
     """The folder of ``source``: a local one, else a bundled model's, else one from the hub.
 
-    A ``.pth`` or ``.gguf`` file is itself what is located. What is on disk of
+    A ``.pth`` or ``.gguf`` file is itself what is located, also where it is all that a folder has
+    of a model. What is on disk of
     ``OWNER/NAME[@REVISION][:FILE]`` is taken as it is; else it is downloaded, which needs
     ``huggingface_hub``.
     Raises `CheckpointError` or `ConfigError`.
     """
     folder = Path(source)
     if os.path.isdir(folder):
-        return _complete(folder)
-    if folder.suffix in FILE_SUFFIXES and is_readable(folder):
+        return _single_file(folder) or _complete(folder)
+    if is_model_file(folder):
         return folder
     if str(source) in bundled_models():
         return _complete(bundled_models()[str(source)])
@@ -34,6 +39,19 @@ def locate(source: str | Path, revision: str | None = None) -> Path:
 
     found = local_or_pulled(name if revision is None else replace(name, revision=revision))
     return _complete(found) if found.is_dir() else found
+
+
+def _single_file(folder: Path) -> Path | None:
+    """The one model file of a folder without a config, which is the model then."""
+    if any(is_readable(folder / name) for name in CONFIGS):
+        return None
+    names = sorted(name for name in os.listdir(folder) if not name.startswith(_NO_MODEL))
+    files = [folder / name for name in names if is_first_part(name)]
+    files = [file for file in files if is_model_file(file)]
+    if len(files) > 1:
+        listed = ", ".join(file.name for file in files[:5])
+        raise CheckpointError(f"{folder} has {len(files)} models, name one: {listed}")
+    return files[0] if files else None
 
 
 def _why_no_folder(path: Path) -> str:

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import TYPE_CHECKING, BinaryIO
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from model.hub.listing import HubFile, Listing
 from model.hub.names import COMMIT, HubName, is_safe_path
@@ -65,26 +66,43 @@ def download(listing: Listing, file: HubFile, out: BinaryIO) -> None:
 
 def read_range(listing: Listing, file: HubFile, start: int, stop: int) -> bytes:
     """The bytes of ``file`` from ``start`` to ``stop``. Raises `CheckpointError`."""
-    from huggingface_hub import constants, hf_hub_url
-    from huggingface_hub.utils import (  # type: ignore[attr-defined]
-        build_hf_headers,
-        hf_raise_for_status,
-        http_backoff,
-    )
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     url = hf_hub_url(listing.name.repository, file.path, revision=listing.commit)
     headers = {**build_hf_headers(), "Range": f"bytes={start}-{stop - 1}"}
-    data = b""
+    data = bytearray()
     with _failures_as_lines(listing.name, file.path):
         if stop > start:
-            timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
-            response = http_backoff("GET", url, headers=headers, timeout=timeout)
-            hf_raise_for_status(response)
-            is_whole = response.status_code == HTTPStatus.OK
-            data = response.content[start:stop] if is_whole else response.content
+            with _streamed(url, headers) as (status, chunks):
+                # A storage that ignores the range sends the whole file: no more of it is read.
+                place = 0 if status == HTTPStatus.OK else start
+                for chunk in chunks:
+                    data += chunk[max(0, start - place) : max(0, stop - place)]
+                    place += len(chunk)
+                    if place >= stop:
+                        break
         if len(data) != stop - start:
             raise ValueError(f"{len(data)} bytes came instead of {stop - start}")
-    return data
+    return bytes(data)
+
+
+@contextmanager
+def _streamed(url: str, headers: dict[str, str]) -> Iterator[tuple[int, Iterator[bytes]]]:
+    """The status of an answer, and its body as it comes."""
+    from huggingface_hub import constants
+
+    utils: Any = import_module("huggingface_hub.utils")  # what it has depends on the version
+    timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+    stream = getattr(utils, "http_stream_backoff", None)
+    if stream is None:  # before version 1.0
+        answer = utils.http_backoff("GET", url, headers=headers, timeout=timeout, stream=True)
+    else:
+        answer = stream("GET", url, headers=headers, timeout=timeout)
+    with answer as response:
+        utils.hf_raise_for_status(response)
+        body = response.iter_bytes() if stream else response.iter_content(1 << 16)
+        yield response.status_code, body
 
 
 def _file(sibling: RepoSibling) -> HubFile | None:

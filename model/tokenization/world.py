@@ -22,6 +22,7 @@ from model.files import read_text
 from model.tokenization.base import END_OF_TEXT, MAX_TOKEN_BYTES, TokenizerError
 from model.tokenization.ends import NO_ENDS, Ends, resolve
 from model.tokenization.known import Encoded, KnownTexts
+from model.tokenization.single_bytes import TOKENS, BytesCodec
 
 FILE = "rwkv_vocab_v20230424.txt"
 PUBLISHED = Path(__file__).with_name(FILE)
@@ -35,6 +36,9 @@ PADDED_SIZE = 1 << 16
 #: No published vocabulary comes near: the largest has 65,529 tokens of 0.4 MB in a file of 1.1 MB,
 #: and its longest token has 128 bytes. Each byte may become a dictionary.
 MAX_ID, MAX_FILE_BYTES, MAX_BYTES = 1 << 20, 1 << 24, 1 << 21
+
+#: The line for id 0 that a vocabulary of bytes may have.
+END_AS_BYTE = (r"0 '\x00' 1", r"0 b'\x00' 1")
 
 #: Characters of a token in the file: each byte is four at most, between b'' and ''.
 MAX_LITERAL = 4 * MAX_TOKEN_BYTES + 3
@@ -124,14 +128,20 @@ class WorldCodec:
         )
 
 
-def read_world(path: Path, ends: Ends = NO_ENDS) -> WorldCodec:
-    """Reads a vocabulary file. Raises `TokenizerError` with the file and the line."""
+def read_world(path: Path, ends: Ends = NO_ENDS) -> WorldCodec | BytesCodec:
+    """Reads a vocabulary file; where each id is its byte it may have a line for id 0 too.
+
+    Raises `TokenizerError` with the file and the line.
+    """
     try:
         text = read_text(path, MAX_FILE_BYTES)
     except UnicodeDecodeError as error:
         raise TokenizerError(f"{path} is not UTF-8: {error}") from error
     try:
-        return WorldCodec(_lines(path, text), ends)
+        tokens = dict(_lines(path, text))
+        if tokens in (TOKENS, {EOS: b"\0"} | TOKENS):
+            return BytesCodec()
+        return WorldCodec(tokens.items(), ends)
     except TokenizerError as error:
         message = str(error)
         raise TokenizerError(
@@ -162,7 +172,7 @@ def _parsed(line: str) -> tuple[int, bytes]:
     literal, _, length = rest.rpartition(" ")
     if not (id.isascii() and id.isdigit() and length.isascii() and length.isdigit()):
         raise ValueError("is not 'id literal length'")
-    if len(id) > 8 or not 0 < int(id) <= MAX_ID:
+    if len(id) > 8 or not (0 < int(id) <= MAX_ID or line in END_AS_BYTE):
         raise ValueError(f"the id must be in 1..{MAX_ID}, not {id:.80}")
     if len(length) > 8 or int(length) > MAX_TOKEN_BYTES or len(literal) > MAX_LITERAL:
         raise ValueError(f"the token is longer than {MAX_TOKEN_BYTES:,} bytes")

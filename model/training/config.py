@@ -13,10 +13,7 @@ from model.architectures import Config
 from model.checkpoint import load_checkpoint
 from model.tokenizer import Tokenizer
 from model.training.data import Source
-
-
-class TrainingError(RuntimeError):
-    """A run that cannot continue: the loss is not finite, or the folder holds another run."""
+from model.training.errors import TrainingError
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,10 @@ from model.checkpoint import load_checkpoint, save_checkpoint
 from model.lm import LanguageModel
 from model.tokenizer import Tokenizer
 from model.training.captured import Captured
-from model.training.config import TrainConfig, TrainingError, changes, identity
+from model.training.config import TrainConfig, changes, identity
 from model.training.data import StreamBatches, tokenize_file
 from model.training.dropout import ResidualDropout
+from model.training.errors import TrainingError
 from model.training.evaluate import evaluate
 from model.training.loss import linear_cross_entropy
 from model.training.optimizer import (

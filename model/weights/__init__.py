@@ -26,6 +26,8 @@ FORMS = (
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
     ("consolidated.safetensors", "consolidated.safetensors.index.json"),
 )
+#: No layer of any family has fewer keys, ours or those of another project.
+MIN_LAYER_KEYS = 6
 #: Ends the name of the scales of an int8 matrix, [rows] float32, or of `model.weights.int4`.
 SCALE = ".scale"
 
@@ -227,14 +229,19 @@ def num_parameters(config: Config) -> int:
     return sum(math.prod(shape) for name, shape in shapes.items() if name not in fixed)
 
 
+def check_num_layers(num_layers: int, num_keys: int, name: str) -> None:
+    """Raises `CheckpointError` where the file ``name`` has too few keys for so many layers.
+
+    The number is a config's word alone: it is checked before anything is made for each layer.
+    """
+    if num_layers * MIN_LAYER_KEYS > num_keys:
+        raise CheckpointError(f"{name} has {num_keys} keys, too few for {num_layers} layers")
+
+
 def check_weights(config: Config, weights: Weights) -> None:
     """Raises `CheckpointError` where a key is missing, unknown, or of another shape or kind."""
     file = file_name(weights)
-    # Before anything is made for each layer: the number is the config's word alone.
-    if config.num_hidden_layers > len(weights):
-        raise CheckpointError(
-            f"{file} has {len(weights)} keys, too few for {config.num_hidden_layers} layers"
-        )
+    check_num_layers(config.num_hidden_layers, len(weights), file)
     wanted = config.weight_shapes()
     for kind, names in (
         ("lacks", wanted.keys() - weights.keys()),

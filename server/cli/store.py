@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +14,7 @@ import typer
 from server.cli.failures import clear_errors, fail
 from server.store.base import Identity, Loaded
 from server.store.errors import StoreError
+from server.store.files import create
 from server.store.portable import export_session
 from server.store.saving import StoreLimits
 from server.store.sqlite.backup import stores_in
@@ -129,7 +132,10 @@ def export_command(
         raise fail(error) from error
     finally:
         store.close()
-    output.write_bytes(export_session(value, identity, signing_key(path)))
+    with os.fdopen(create(output), "wb") as file:
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            os.fchmod(file.fileno(), 0o600)  # one that was there may have had other rights
+        file.write(export_session(value, identity, signing_key(path)))
     typer.echo(f"{output}: {value.length} tokens of text, {output.stat().st_size} bytes")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ from server.runtime.async_engine import Draining
 from server.sessions.loader import OtherVersion
 
 logger = logging.getLogger("everstream.models")
+
+#: Of an absolute path, up to its last part.
+_FOLDERS = re.compile(r"(?<![\w./:])/(?:[^/\s:,;'\"]+/)+")
 
 #: After a cancel each request still ends at the boundary of a step.
 CANCEL_TIMEOUT_S = 2.0
@@ -165,6 +169,9 @@ class ModelChanges:
         self._is_changing = True
         try:
             yield
+        except ModelBroken as error:
+            logger.warning("a model cannot be served: %s", error.message)
+            raise ModelBroken(_without_folders(error.message)) from error
         finally:
             self._is_changing = False
 
@@ -227,6 +234,11 @@ class ModelChanges:
             logger.error("model %s: an old version did not stop", version.name)
         self._models.retired(version, stats)
         logger.info("model %s: an old version was stopped", version.name)
+
+
+def _without_folders(message: str) -> str:
+    """``message`` with the last part of each absolute path in it: clients see no more of them."""
+    return _FOLDERS.sub("", message)
 
 
 async def _within(timeout_s: float, work: Coroutine[Any, Any, None]) -> bool:

@@ -24,6 +24,7 @@ from server.store.portable import export_session
 from tests.gguf_files import byte_level_vocabulary, gguf_tensors, world_vocabulary, write_gguf
 from tests.published_layouts import LAYOUTS, Layout
 from tests.rwkv7 import Shape, fla_config, fla_names, published, write_fla, write_pth
+from tests.rwkv_cpp import rwkv_cpp_tensors, write_rwkv_cpp
 from tests.tiny import tiny_checkpoint, tiny_tokenizer, write_model
 
 SHAPE = Shape(301, 32, 2, 16, 48, (8, 8, 4, 12))
@@ -99,6 +100,11 @@ def _pth(folder: Path) -> None:
     (folder / WORLD).write_bytes(world_text())
 
 
+def _rwkv_cpp(folder: Path) -> None:
+    write_rwkv_cpp(folder / "model.bin", SHAPE, rwkv_cpp_tensors(published(SHAPE)))
+    (folder / WORLD).write_bytes(world_text())
+
+
 def _gguf(folder: Path) -> None:
     fill = world_vocabulary(WORLD_TOKENS, SHAPE.vocab_size)
     write_gguf(folder / "model.gguf", SHAPE, gguf_tensors(published(SHAPE)), "F16", fill)
@@ -164,6 +170,7 @@ FORMATS = (
     Format("gla", "model", ".", _gla),
     Format("fla", "model", ".", _fla),
     Format("pth", "model", "model.pth", _pth),
+    Format("rwkv.cpp", "model", "model.bin", _rwkv_cpp),
     Format("gguf", "model", "model.gguf", _gguf),
     Format("gguf-bpe", "model", "model.gguf", _gguf_bpe),
     Format("bin", "model", ".", _bin),

@@ -73,7 +73,12 @@ def test_tokens_come_without_torch(environment: dict[str, str], tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "arguments", [("generate", "Once", "--max-tokens", "8", "--seed", "1"), ("inspect",)]
+    "arguments",
+    [
+        ("generate", "Once", "--max-tokens", "8", "--seed", "1"),
+        ("inspect",),
+        ("eval", "everstream-stories", "--data", __file__, "--max-bytes", "99"),
+    ],
 )
 def test_terminal_needs_no_torch(
     environment: dict[str, str], tmp_path: Path, arguments: tuple[str, ...]

@@ -9,6 +9,7 @@ transaction is begun.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
@@ -55,6 +56,7 @@ def back_up(path: Path, new: Path, note: Callable[[str], None] = lambda _: None)
 
     ``note`` gets lines that tell how far it is. Raises `OSError` and `StoreError`.
     """
+    _refuse_links(path, Path(FILE_NAME))
     (new / DIR_NAME).mkdir(mode=0o700)
     copied: set[str] = set()
 
@@ -62,7 +64,7 @@ def back_up(path: Path, new: Path, note: Callable[[str], None] = lambda _: None)
         """Those that are not there."""
         gone = set()
         for file in files:
-            if _is_copied(path / DIR_NAME / file, new / DIR_NAME / file):
+            if _is_copied(path, Path(DIR_NAME, file), new):
                 copied.add(file)
                 note(f"{len(copied)} states")
             else:
@@ -84,8 +86,8 @@ def back_up(path: Path, new: Path, note: Callable[[str], None] = lambda _: None)
     for file in copied - used:
         (new / DIR_NAME / file).unlink()
     for named in files_in(path):
-        _is_copied(named, new / NAMED_DIR / named.name)
-    _is_copied(path / KEY_NAME, new / KEY_NAME)
+        _is_copied(path, Path(NAMED_DIR, named.name), new)
+    _is_copied(path, Path(KEY_NAME), new)
     return Backup(int(str(num_sessions)), len(used - gone), sorted(gone))
 
 
@@ -146,13 +148,27 @@ def _copy_database(source: apsw.Connection, new: Path, note: Callable[[str], Non
         DiskFiles().write(new / DIR_NAME / OWNER_NAME, [str(store_id).encode()])
 
 
-def _is_copied(file: Path, to: Path) -> bool:
-    """False where there is no such file."""
+def _is_copied(path: Path, file: Path, new: Path) -> bool:
+    """False where the store at ``path`` has no such file. Raises `OSError`, for links too."""
+    _refuse_links(path, file)
+    to = new / file
     try:
-        with file.open("rb") as source:
+        with os.fdopen(os.open(path / file, os.O_RDONLY | os.O_NOFOLLOW), "rb") as source:
             to.parent.mkdir(mode=0o700, exist_ok=True)
             with os.fdopen(create(to), "wb") as target:
                 shutil.copyfileobj(source, target, 1 << 20)
     except FileNotFoundError:
         return False
     return True
+
+
+def _refuse_links(path: Path, file: Path) -> None:
+    """Raises `OSError` where a part of ``file`` leads out of the store at ``path``.
+
+    Who may write into a store may not read all that the user of this command may.
+    """
+    place = path
+    for part in file.parts:
+        place /= part
+        if place.is_symlink() or part in (os.sep, os.pardir):
+            raise OSError(errno.ELOOP, "It leads out of the store, which is not copied", str(place))

@@ -183,6 +183,22 @@ def test_files_converted_for_mlx_are_refused(folder: Path, tokenizer: Tokenizer)
         load_checkpoint(folder)
 
 
+def test_fields_of_published_folders_that_say_nothing_pass(
+    folder: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As Qwen3.6 and Unsloth write them."""
+    save(text_model(), folder, tokenizer)
+    wanted = load_checkpoint(folder).config
+    unsloth = {"model_name": "unsloth/x", "unsloth_fixed": True, "unsloth_version": "2026.5.3"}
+    nothing = dict.fromkeys(("quantization_config", "tie_word_embeddings", "rope_scaling"))
+    edit_config(folder, output_gate_type="swish", fuse_cross_entropy=True, **unsloth, **nothing)
+    with caplog.at_level("INFO", "everstream.models"):
+        assert load_checkpoint(folder).config == wanted
+    (line,) = caplog.messages
+    names = "fuse_cross_entropy, model_name, unsloth_fixed, unsloth_version"
+    assert line == f"qwen3_5_text: fields of training or of programs: {names}"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -191,7 +207,8 @@ def test_files_converted_for_mlx_are_refused(folder: Path, tokenizer: Tokenizer)
         ({"attn_output_gate": False}, "attn_output_gate False"),
         ({"mlp_only_layers": [1]}, r"mlp_only_layers \[1\]"),
         ({"num_experts": 8}, "unknown field 'num_experts'"),
-        ({"quantization_config": {}}, "unknown field 'quantization_config'"),
+        ({"quantization_config": {"quant_method": "awq"}}, "weights quantised by 'awq' are not"),
+        ({"output_gate_type": "sigmoid"}, "output_gate_type 'sigmoid' is not supported"),
         ({"layer_types": ["conv"] * 4}, "layer_types must be a list of 'linear_attention' and"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1 of 4 layers"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters of type 'yarn'"),

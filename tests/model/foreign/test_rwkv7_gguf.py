@@ -385,7 +385,7 @@ GROWS = "models are not supported: some of its layers are attention, whose state
             "rwkv6qwen2",
             "rwkv6qwen2 models are not supported: of RWKV models made from tr",
         ),
-        ("gru", "general.architecture 'gru' is not supported, only rwkv7"),
+        ("gru", "'gru' models are not supported; docs/start/models.md has what is served \\(rwkv7"),
     ],
 )
 def test_other_architectures_are_refused_by_name(
@@ -397,8 +397,16 @@ def test_other_architectures_are_refused_by_name(
 
 @pytest.mark.parametrize("letter", ["q", "k", "v", "qkv"])
 def test_attention_is_refused_under_any_name_of_the_architecture(path: Path, letter: str) -> None:
-    minimal(path, "rwkv7", f"blk.1.attn_{letter}.weight")
+    minimal(path, "rwkv7", "blk.0.attn_norm.weight", f"blk.1.attn_{letter}.weight")
     with pytest.raises(ConfigError, match=f"'rwkv7' {GROWS}"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "qwen3", "smollm3"])
+def test_transformer_is_refused_with_what_is_served(path: Path, architecture: str) -> None:
+    minimal(path, architecture, "blk.0.attn_q.weight", "blk.1.attn_q.weight", "output.weight")
+    message = f"'{architecture}' models are not supported: its layers are attention, whose state"
+    with pytest.raises(ConfigError, match=f"{message}.*; docs/start/models.md.*convert.md"):
         load_checkpoint(path)
 
 

@@ -79,6 +79,21 @@ def test_folder_is_refused_before_its_weights(
     assert [(start, stop) for _, start, stop in hub.beginnings()] == wanted
 
 
+def test_whole_file_in_the_place_of_a_range_is_not_read_to_its_end(
+    everstream: Commands, hub: Hub, tmp_path: Path
+) -> None:
+    """Some storages ignore ranges."""
+    folder = WRITE["RWKV project"](tmp_path / "model", SHAPE, published(SHAPE))
+    edit_json(folder, "config.json", hidden_size=64)
+    file = folder / "model.safetensors"
+    size = 64 << 20
+    save_file(load_file(file) | {"rwkv7.x": torch.zeros(size, dtype=torch.uint8)}, file)
+    hub.add("owner/model", folder).ignores_ranges = True
+    assert "hidden_size is 64" in everstream.refused("inspect", "owner/model")
+    for _ in range(2):  # the length of the header, and the header
+        assert hub.cut.get(timeout=60) < size // 2
+
+
 def test_what_is_on_disk_is_found_in_a_cache_with_a_relative_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -161,6 +161,13 @@ class TestExport:
         assert (value.id, value.length) == ("one", 5)
         assert value.state is not None
 
+    @pytest.mark.parametrize("is_there", [False, True])
+    def test_the_file_is_its_owners_alone(self, path: Path, tmp_path: Path, is_there: bool) -> None:
+        if is_there:
+            (tmp_path / "file").touch(0o644)
+        assert run("export", path, "one", tmp_path / "file").exit_code == 0
+        assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
+
     def test_a_session_that_has_gone_on_needs_its_model(self, path: Path, tmp_path: Path) -> None:
         result = run("export", path, "two", tmp_path / "file")
         assert result.exit_code == 2

@@ -61,6 +61,19 @@ def test_named_states_are_copied(path: Path, tmp_path: Path) -> None:
     copy.close()
 
 
+@pytest.mark.parametrize("link", ["signing.key", "sessions.sqlite3", "named", "snapshots"])
+def test_a_link_in_a_store_is_not_followed(link: str, path: Path, tmp_path: Path) -> None:
+    store = open_store(path, IDENTITY)
+    store.put_named("formal", file_digest(1), named_file(1))
+    store.close()
+    (path / link).rename(tmp_path / "elsewhere")
+    (path / link).symlink_to(tmp_path / "elsewhere")
+    result = run("backup", path, tmp_path / "new")
+    assert result.exit_code == 2, result.output
+    assert f"It leads out of the store, which is not copied: '{path / link}'" in result.output
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize(
     ("new", "words"), [("store", "exists"), ("store/new", "inside of"), ("file/new", "cannot be")]
 )
