@@ -79,7 +79,10 @@ RULES = (
     Rule(
         inside=("server.api",),
         never=("server.engine",),
-        but=("server.engine.types", "server.engine.sampling_defaults", "server.engine.prefix"),
+        but=(
+            *("server.engine.types", "server.engine.sampling_defaults", "server.engine.prefix"),
+            "server.engine.token_ids",
+        ),
     ),
     Rule(inside=("server.config",), never=("server",), but=("server.config",)),
     Rule(inside=("server",), never=("apsw", "psycopg"), except_in=("server.store",)),

@@ -160,6 +160,7 @@ OUTCOMES = {
     "record_refused": Outcome(422, "invalid_request_error"),
     "queue_full": Outcome(429, "rate_limit_error", retry_after_s=1),
     "rate_limited": Outcome(429, "rate_limit_error"),
+    "too_many_followers": Outcome(429, "rate_limit_error", retry_after_s=5),
     "head_too_large": Outcome(431, "invalid_request_error"),
     "internal_error": Outcome(500, "server_error"),
     "store_failed": Outcome(503, "server_error", retry_after_s=2),

@@ -15,6 +15,7 @@ from server.api.schemas.formats import ResponseFormat
 from server.api.schemas.requests import AppendBody, Continuation, Prefixed, Sampling
 from server.engine.prefix import PrefixHandle
 from server.engine.sampling_defaults import with_defaults
+from server.engine.token_ids import TokenArray, check_tokens
 from server.engine.types import Request, SamplingParams
 from server.errors import InvalidRequest, invalid
 from server.models.service import Service
@@ -35,7 +36,7 @@ async def generate_request(
     service: Service,
     request_id: str,
     owner: str,
-    prompt: str | list[int] | None,
+    prompt: str | Sequence[int] | None,
     wanted: Continuation,
     sampling: Sampling,
     num_choices: int = 1,
@@ -59,7 +60,7 @@ async def generate_request(
     continues = is_begun
     if session is not None:
         continues = await _continues(service, session, owner, prompt)
-    tokens: tuple[int, ...] = ()
+    tokens = TokenArray()
     if prompt is not None:
         tokens = await prompt_tokens(service, owner, prompt, "prompt", continues)
     if key is not None and session is None and not wanted.keep:
@@ -76,7 +77,7 @@ async def generate_request(
         sampling=params,
         session=session,
         keep=bool(wanted.keep),
-        start=not isinstance(prompt, list),
+        start=prompt is None or isinstance(prompt, str),
         key=key,
         score=num_scored is not None,
         num_choices=num_choices,
@@ -120,30 +121,31 @@ async def prompt_tokens(
     prompt: str | Sequence[int],
     field: str,
     continues: bool = False,
-) -> tuple[int, ...]:
+) -> TokenArray:
     """The ids of ``prompt``, the value of ``field``, as they are fed.
 
     It begins a text, or ``continues`` one. What ``owner`` has sent before is known.
     """
-    ids: Sequence[int]
+    tokenizer, vocab_size = service.tokenizers.of(owner), service.tokenizer.vocab_size
+    encode = tokenizer.encode_continuation if continues else tokenizer.encode
+
+    def ids() -> TokenArray:
+        """No list of them outlives this."""
+        if isinstance(prompt, str):
+            return TokenArray(encode(prompt))
+        check_tokens(prompt, vocab_size, field)
+        return TokenArray.of(prompt)
+
     if not isinstance(prompt, str):
-        ids = prompt
-    else:
-        tokenizer = service.tokenizers.of(owner)
-        encode = tokenizer.encode_continuation if continues else tokenizer.encode
-        is_short = len(prompt) <= MAX_INLINE_CHARS
-        ids = encode(prompt) if is_short else await asyncio.to_thread(encode, prompt)
-    service.limits.check_prompt(len(ids), field)
-    if not isinstance(prompt, str):
-        check_ids(service, ids, field)
-    return tuple(ids)
+        service.limits.check_prompt(len(prompt), field)
+    found = ids() if len(prompt) <= MAX_INLINE_CHARS else await asyncio.to_thread(ids)
+    service.limits.check_prompt(len(found), field)
+    return found
 
 
 def check_ids(service: Service, ids: Sequence[int], field: str) -> None:
-    """Raises where one is not of the vocabulary; one look at all takes least time."""
-    vocab_size = service.tokenizer.vocab_size
-    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
-        raise invalid(field, f"token ids must be in 0..{vocab_size - 1}")
+    """Raises where one is not of the vocabulary."""
+    check_tokens(ids, service.tokenizer.vocab_size, field)
 
 
 async def _has_text(service: Service, state: str, wanted: Continuation) -> bool:

@@ -60,6 +60,7 @@ class WatchedAnswer(Response):
                     await _cancelled(self._feeding)
             finally:  # also where this is cancelled once more
                 self._async_engine.requests.release(self._event_queue)
+                del self._event_queue  # which has a method of this: a prompt must not wait for gc
         if not working.cancelled():
             working.result()
 

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from server.engine.drafter import Drafter
 from server.engine.matcher import Matcher
 
+#: Bytes of requests for each of those that may run or wait, on average: some 40,000 ids.
+REQUEST_BYTES = 1 << 19
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -37,3 +40,8 @@ class EngineConfig:
     max_evicted_prefixes: int = 0
     matchers: Callable[[str], Matcher] | None = None
     drafter: Drafter | None = None
+
+    @property
+    def max_request_bytes(self) -> int:
+        """Of all requests that have not ended; an owner may have half of them."""
+        return (self.max_running + self.max_waiting) * REQUEST_BYTES

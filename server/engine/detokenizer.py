@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from model.tokenizer import Tokenizer
+
+#: Bytes of the longest part of a character that is not whole, and tokens among which it is
+#: looked for.
+_MAX_PART_BYTES, _MAX_PART_TOKENS = 3, 64
 
 
 class Detokenizer:
@@ -33,6 +37,15 @@ class Detokenizer:
             return data.decode() if self._between_characters else self._decode(data)
         except UnicodeDecodeError:
             return self._decode(data)
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """What `push` gives for all of them: decoded at once, in a tenth of the time."""
+        texts, num = list[str](), 0
+        while self._at_start and num < len(token_ids):
+            texts.append(self.push(token_ids[num]))
+            num += 1
+        rest = b"".join(map(self._tokenizer.token_bytes, token_ids[num:]))
+        return "".join([*texts, self._decode(rest)])
 
     def skip(self, token_ids: Iterable[int]) -> None:
         """Continues behind tokens whose text is not asked for."""
@@ -65,6 +78,24 @@ class Detokenizer:
         text = self._decoder.decode(data)
         self._between_characters = not self._decoder.getstate()[0]
         return text
+
+
+def text_within(
+    tokenizer: Tokenizer, token_ids: Sequence[int], start: int, end: int, at_start: bool
+) -> str:
+    """The text of the tokens from ``start`` to ``end``: the characters that these complete.
+
+    ``at_start``: the first of ``token_ids`` begins a text.
+    """
+    before = start
+    num_bytes = 0
+    while before and num_bytes < _MAX_PART_BYTES and start - before < _MAX_PART_TOKENS:
+        before -= 1
+        num_bytes += len(tokenizer.token_bytes(token_ids[before]))
+    detokenizer = Detokenizer(tokenizer, at_start)
+    detokenizer.skip(token_ids[:before])
+    detokenizer.push_all(token_ids[before:start])
+    return detokenizer.push_all(token_ids[start:end])
 
 
 class StopStrings:

@@ -33,6 +33,7 @@ from server.engine.scheduler import Row, Scheduler
 from server.engine.session import Session
 from server.engine.sessions import SessionTable
 from server.engine.state_pool import StatePool
+from server.engine.token_ids import TokenArray
 from server.engine.types import (
     EngineStats,
     Event,
@@ -74,7 +75,10 @@ class Engine:
             max_drafts=0 if self._drafter is None else self._drafter.max_drafts,
         )
         self._sessions = SessionTable(pool, config.max_asleep, config.session_ttl_s)
-        self._requests = RequestTable(self._scheduler, self._sessions, runner, eos, self._longest)
+        self._requests = RequestTable(
+            *(self._scheduler, self._sessions, runner, eos),
+            *(self._longest, config.max_request_bytes),
+        )
         self._keeper = Keeper(self._sessions, self._requests, tokenizer, config, self._longest)
         #: What owners ask of their sessions.
         self.kept = OwnedSessions(
@@ -182,6 +186,7 @@ class Engine:
         if not self._scheduler.has_room:
             limit = self._config.max_waiting
             raise QueueFull(f"{limit} requests are waiting; try again later")
+        self._requests.check_room(request)
         session = None
         if request.session is not None:
             session = self._sessions.find(request.session, request.owner)
@@ -219,7 +224,7 @@ class Engine:
         """What the request adds to the text: a start token if asked, and its own tokens."""
         request, session = live.request, live.session
         live.start = self._start_token(request, session)
-        tokens = (*live.start, *request.tokens)
+        tokens = TokenArray.joined(live.start, request.tokens)
         accepted = Accepted(request, tokens, session.length, session.seq)
         self._sessions.record(session, accepted)
         self._prompts.expect(live, tokens)
@@ -331,6 +336,11 @@ class Engine:
         """Tokens computed for each owner since the last call."""
         usage, self._processor.usage = self._processor.usage, Counter()
         return usage
+
+    def take_freed_bytes(self) -> int:
+        """Of the requests that have ended since the last call: see `Request.num_bytes`."""
+        freed, self._requests.num_freed_bytes = self._requests.num_freed_bytes, 0
+        return freed
 
     def stats(self) -> EngineStats:
         prefixes = self._prefixes

@@ -67,11 +67,12 @@ class Live:
     started: bool = False
     start: tuple[int, ...] = ()  # the start token, where it has added one
     detached: bool = False  # its events have no reader
-    prompt: tuple[int, ...] = field(default=(), repr=False)
+    prompt: Sequence[int] = field(default=(), repr=False)
     prompt_at: int = 0
     cached_at: tuple[int, ...] = ()
     boundaries: deque[int] = field(default_factory=deque)
     prefix: str | None = None  # the handle of the prompt, once it is known
+    num_bytes: int = 0  # that the request counts for where memory is bounded
 
     @classmethod
     def of(
@@ -89,6 +90,7 @@ class Live:
         request, params = progress.request, progress.request.sampling
         live = cls(request, session, progress.length, whole, draw, owner=request.owner)
         live.num_generated, live.num_cached = progress.num_generated, progress.num_cached
+        live.num_bytes = request.num_bytes
         if request.score:
             live.start_scoring()
         else:

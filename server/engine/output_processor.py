@@ -194,6 +194,7 @@ class OutputProcessor:
                 self._requests.events.append(Failed(request.request_id, error))
                 continue
             branch = self._requests.new(Progress(request, copy.length), copy)
+            branch.num_bytes = 0  # it shares the first one's
             self._sessions.begin(copy, branch)
             copy.begin(request, request.tokens)
             self._requests.add(branch)

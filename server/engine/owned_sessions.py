@@ -6,12 +6,12 @@ Sessions are named by id and owner: another owner's session is not found.
 from __future__ import annotations
 
 from model.state import StateLayout
-from server.engine.checks import check_tokens
 from server.engine.keeper import Keeper, info_of
 from server.engine.lifecycle import Phase
 from server.engine.requests import RequestTable
 from server.engine.session import Session
 from server.engine.sessions import SessionTable
+from server.engine.token_ids import check_tokens
 from server.engine.types import Failed, Migrated, SessionInfo
 from server.engine.value import Past, SessionValue
 from server.errors import RequestError, SessionAttached

@@ -6,7 +6,6 @@ begins with, a named state or another prompt's state.
 
 from __future__ import annotations
 
-from array import array
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
@@ -14,6 +13,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from server.engine.token_ids import TokenArray
 from server.engine.value import Origin, SessionValue, StateBlock, UnfedSegment
 from server.errors import RequestError, invalid
 
@@ -63,7 +63,7 @@ class PrefixHandle(NamedTuple):
     """A prompt that was read: the ``key`` of a state, and the tokens that it has not seen."""
 
     key: bytes
-    unfed: tuple[int, ...]
+    unfed: Sequence[int]
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -114,7 +114,7 @@ def keys(
     if origin:  # no tokens take its place: it is hashed under a name of its own
         digest = blake2b(digest.digest(), digest_size=_KEY_BYTES, person=b"named state")
         digest.update(blake2b(origin.encode()).digest())
-    data = np.asarray(array("i", tokens)).astype("<i4", copy=False).data
+    data = TokenArray.of(tokens).numbers.astype("<u4", copy=False).data
     start = 0
     for length in lengths:
         assert start <= length <= len(data), (start, length, len(data))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 
 from server.engine.live import Live
@@ -10,6 +11,7 @@ from server.engine.prefix import Prefix, PrefixHandle, PrefixNotFound, keys
 from server.engine.prefix_cache import PrefixCache, boundaries
 from server.engine.sampling import MAX_SEED
 from server.engine.sessions import SessionTable
+from server.engine.token_ids import TokenArray
 from server.engine.types import Request
 from server.engine.value import SessionValue, StateBlock
 
@@ -33,7 +35,7 @@ class Prompts:
             raise PrefixNotFound
         return named.start(prefix)
 
-    def expect(self, live: Live, prompt: tuple[int, ...]) -> None:
+    def expect(self, live: Live, prompt: Sequence[int]) -> None:
         """Notes where the prompt of a new session will be worth keeping, or be copied.
 
         What a named state or a prefix leaves unread, its last token, is the first of that prompt.
@@ -45,7 +47,7 @@ class Prompts:
         if not session.is_new:
             return
         live.prompt_at = start = session.position
-        prompt = (*session.next(session.length - start), *prompt)
+        prompt = TokenArray.joined(session.next(session.length - start), prompt)
         if self._prefixes is not None:
             before = len(prompt) - len(live.request.tokens)
             asked = [before + count for count in live.request.cache_at]
@@ -86,11 +88,11 @@ class Prompts:
     def _keep(self, live: Live, place: int, state: StateBlock) -> None:
         """The cache takes ``state``, which has seen the text up to ``place``."""
         session = live.session
-        read = live.prompt[: place - live.prompt_at]
+        num_read = place - live.prompt_at
         continued = live.num_cached if place == live.cached_at[-1] else 0
-        lengths = (*((continued,) if continued else ()), len(read))
-        *earlier, key = keys(live.owner, read, lengths, session.origin_digest)
-        prefix = Prefix(key, len(read), state, place, tuple(session.recent))
+        lengths = (*((continued,) if continued else ()), num_read)
+        *earlier, key = keys(live.owner, live.prompt, lengths, session.origin_digest)
+        prefix = Prefix(key, num_read, state, place, tuple(session.recent))
         assert self._prefixes is not None
         if self._prefixes.insert(live.owner, prefix, earlier[0] if earlier else None):
             self._name(live, prefix)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,9 +15,9 @@ from server.engine.runner import Runner
 from server.engine.scheduler import Scheduler
 from server.engine.session import Session
 from server.engine.sessions import SessionTable
-from server.engine.types import Event, Failed, Finished, FinishReason, Usage
+from server.engine.types import Event, Failed, Finished, FinishReason, Request, Usage
 from server.engine.value import Progress
-from server.errors import RequestError
+from server.errors import QueueFull, RequestError
 
 logger = logging.getLogger("everstream.engine")
 
@@ -26,6 +28,7 @@ class RequestTable:
     """Owns the requests, those that were ``cancelled``, and the ``events`` of the next step.
 
     ``longest`` is how many tokens a session's text may have, None where there is no bound.
+    ``num_freed_bytes`` are those of the requests that have ended.
     """
 
     def __init__(
@@ -35,11 +38,13 @@ class RequestTable:
         runner: Runner,
         eos_token_ids: tuple[int, ...],
         longest: int | None = None,
+        max_bytes: float = math.inf,
     ) -> None:
         self.events: list[Event] = []
         self.cancelled: dict[Live, None] = {}
-        self.num_prompt_tokens = self.num_preempted = 0
+        self.num_prompt_tokens = self.num_preempted = self.num_freed_bytes = 0
         self._live: dict[str, Live] = {}
+        self._max_bytes, self._num_bytes = max_bytes, Counter[str]()  # by owner
         self._scheduler, self._sessions = scheduler, sessions
         self._runner, self._eos_token_ids, self._longest = runner, eos_token_ids, longest
 
@@ -57,6 +62,18 @@ class RequestTable:
         events, self.events = self.events, []
         return events
 
+    def check_room(self, request: Request) -> None:
+        """Raises `QueueFull` where ``request`` has too many bytes next to those that are here.
+
+        The only request of its owner, or of all, is never too large.
+        """
+        num_bytes, owned = request.num_bytes, self._num_bytes[request.owner]
+        all = self._num_bytes.total()
+        if owned and owned + num_bytes > self._max_bytes // 2:
+            raise QueueFull("this tenant's unfinished requests are too large; try again later")
+        if all and all + num_bytes > self._max_bytes:
+            raise QueueFull("all unfinished requests together are too large; try again later")
+
     def new(self, progress: Progress, session: Session) -> Live:
         """The request of ``progress`` on ``session``, for `add`."""
         params = progress.request.sampling
@@ -66,6 +83,7 @@ class RequestTable:
     def add(self, live: Live) -> None:
         """The request waits for its turn; one that was restored is parked."""
         self._live[live.request.request_id] = live
+        self._num_bytes[live.owner] += live.num_bytes
         if self._longest is not None:
             num_before = live.session.length - live.num_generated
             live.max_tokens = min(live.max_tokens, self._longest - num_before)
@@ -131,8 +149,7 @@ class RequestTable:
         """The session leaves the engine, with the request that it has parked."""
         if (live := self._sessions.request_of(session)) is not None:
             assert live.parked, live
-            del self._live[live.request.request_id]
-            self.cancelled.pop(live, None)
+            self._forget(live)
 
     def finish(
         self,
@@ -193,8 +210,15 @@ class RequestTable:
             self._scheduler.remove(live)
         live.move(Phase.FINISHED)
         self._sessions.drop_request(live.session)
+        self._forget(live)
+
+    def _forget(self, live: Live) -> None:
         del self._live[live.request.request_id]
         self.cancelled.pop(live, None)
+        self.num_freed_bytes += live.num_bytes
+        self._num_bytes[live.owner] -= live.num_bytes
+        if not self._num_bytes[live.owner]:
+            del self._num_bytes[live.owner]
 
 
 def _held(live: Live, met_stop: bool) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from server.engine.constraint import OpenConstraint
 from server.engine.detokenizer import Detokenizer
 from server.engine.sampling import PENALTY_WINDOW
+from server.engine.token_ids import TokenArray
 from server.engine.turn_text import TurnText
 from server.engine.types import Request
 from server.engine.value import (
@@ -25,7 +27,7 @@ from server.engine.value import (
 class _Unfed:
     """An `UnfedSegment` of which ``num_fed`` tokens have been fed."""
 
-    tokens: list[int] = field(repr=False)
+    tokens: array[int] = field(repr=False)
     plan: int
     num_fed: int = 0
 
@@ -76,7 +78,8 @@ class Session:
         session.pending, session.origin = value.pending, value.origin
         session.recent.extend(value.recent)
         for segment in value.unfed:
-            session._segments.append(_Unfed(list(segment.tokens), segment.plan))
+            tokens = TokenArray.of(segment.tokens).copied()
+            session._segments.append(_Unfed(tokens, segment.plan))
             session.num_unfed += len(segment.tokens)
         session.write_on(value)
         return session
@@ -146,7 +149,8 @@ class Session:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Adds a prompt to the text; the token that was pending is the first of it."""
-        unfed = [*([] if self.pending is None else [self.pending]), *tokens]
+        before = () if self.pending is None else (self.pending,)
+        unfed = TokenArray.joined(before, tokens).copied()
         self.pending = unfed.pop()
         self._add_unfed(unfed, len(unfed))
 
@@ -157,7 +161,7 @@ class Session:
                 self._segments[-1].tokens.append(self.pending)
                 self.num_unfed += 1
             else:
-                self._add_unfed([self.pending], 0)
+                self._add_unfed(array("I", (self.pending,)), 0)
         self.pending = token
 
     def next(self, count: int) -> list[int]:
@@ -234,7 +238,7 @@ class Session:
         known = value.known
         return len(known) == value.length and all(map(self.detokenizer.is_silent, known))
 
-    def _add_unfed(self, tokens: list[int], plan: int) -> None:
+    def _add_unfed(self, tokens: array[int], plan: int) -> None:
         if tokens:
             self._segments.append(_Unfed(tokens, plan))
             self.num_unfed += len(tokens)
@@ -254,4 +258,4 @@ class Session:
 
 def _segment(unfed: _Unfed) -> UnfedSegment:
     plan = unfed.plan - unfed.num_fed if unfed.plan else 0
-    return UnfedSegment(tuple(unfed.tokens[unfed.num_fed :]), plan)
+    return UnfedSegment(TokenArray(unfed.tokens[unfed.num_fed :]), plan)

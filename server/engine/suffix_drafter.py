@@ -20,6 +20,7 @@ from server.engine.live import Live
 from server.engine.runner import Mask
 from server.engine.session import Session
 from server.engine.suffix_index import SuffixIndex
+from server.engine.token_ids import TokenArray
 
 #: Rows of one call that are one stream's, but for the one that it has without drafts.
 MAX_DRAFTS = 15
@@ -223,7 +224,7 @@ def _catch_up(stream: Stream, live: Live) -> None:
             stream.index.extend(known[: live.length - stream.length])
         if request.prediction:
             stream.index.extend((*request.tokens[-LEAD_TOKENS:], *request.prediction))
-        prompt = (*live.start, *request.tokens)
+        prompt = TokenArray.joined(live.start, request.tokens)
         stream.index.extend(prompt)
         num_missing = session.length - live.length - len(prompt)
     stream.read(session.last(num_missing))

@@ -6,12 +6,17 @@ session from 0. ``owner`` is the tenant that a session belongs to.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from server.errors import RequestError
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+#: What an id of a prompt takes in memory: with the request, as what its session has not read yet,
+#: and as what the prefix cache may keep the states of.
+PROMPT_ID_BYTES = 3 * 4
 
 #: The most probable tokens at one place, best first: ids and natural logarithms.
 Top = tuple[tuple[int, float], ...]
@@ -107,11 +112,12 @@ class Request:
     expected, which costs nothing but time where it is not what comes. A new session may also
     continue the prompt that the handle ``prefix`` names. ``return_prefix`` asks for such a handle.
     ``prompt_field`` is the client's field that the ``tokens`` come from: errors name it.
+    Ids of whole texts are `server.engine.token_ids.TokenArray` where a client has sent them.
     """
 
     request_id: str
     owner: str
-    tokens: tuple[int, ...]
+    tokens: Sequence[int]
     sampling: SamplingParams | None
     session: str | None = None
     keep: bool = False
@@ -120,14 +126,14 @@ class Request:
     score: bool = False
     num_choices: int = 1
     num_top: int = 0
-    continuations: tuple[tuple[int, ...], ...] = ()
+    continuations: tuple[Sequence[int], ...] = ()
     embed: bool = False
     note: str | None = None
     unattended: bool = False
     state: str | None = None
     cache_at: tuple[int, ...] = ()
     speculation: bool = True
-    prediction: tuple[int, ...] = ()
+    prediction: Sequence[int] = ()
     prefix: str | None = None
     return_prefix: bool = False
     prompt_field: str = "prompt"
@@ -142,6 +148,13 @@ class Request:
         """Under which the events of all of them come."""
         others = (f"{self.request_id}/{index}" for index in range(1, self.num_branches))
         return (self.request_id, *others)
+
+    @property
+    def num_bytes(self) -> int:
+        """About what it takes in memory until it has ended: what clients may make long."""
+        num_ids = len(self.tokens) + len(self.prediction) + sum(map(len, self.continuations))
+        texts = self.note, None if self.sampling is None else self.sampling.grammar
+        return num_ids * PROMPT_ID_BYTES + sum(len(text) for text in texts if text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +218,7 @@ class Scored(NamedTuple):
     """
 
     request_id: str
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     logprobs: tuple[float | None, ...]
     tops: tuple[Top, ...]
 

@@ -69,7 +69,7 @@ class UnfedSegment(NamedTuple):
     number; 0 means one by one, as they were generated.
     """
 
-    tokens: tuple[int, ...]
+    tokens: Sequence[int]
     plan: int
 
 
@@ -171,7 +171,7 @@ class Accepted(NamedTuple):
     """A request begins: ``tokens`` (a start token included) follow ``length`` tokens of text."""
 
     request: Request
-    tokens: tuple[int, ...]
+    tokens: Sequence[int]
     length: int
     seq: int
 

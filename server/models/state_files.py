@@ -10,7 +10,7 @@ from model.files import open_file
 from model.foreign.tuned_states import read_tuned_state
 from model.state import StateLayout
 from model.weights import CheckpointError
-from server.engine.checks import check_tokens
+from server.engine.token_ids import check_tokens
 from server.engine.value import StateBlock
 from server.errors import InvalidRequest
 from server.store.base import Identity

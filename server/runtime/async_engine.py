@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from model.memory import return_freed_memory
 from server.engine.engine import Engine
 from server.engine.prefix import Evicted
 from server.engine.types import EngineStats, Event
@@ -24,7 +25,7 @@ from server.observability.metrics import Metrics
 from server.observability.tracing import OFF, Tracer
 from server.runtime.command_queue import CommandQueue
 from server.runtime.commands import Call, Command, evict
-from server.runtime.delivery_queue import DeliveryQueue
+from server.runtime.delivery_queue import DeliveryQueue, EngineStep
 from server.runtime.engine_thread import EngineThread
 from server.runtime.followers import Followers
 from server.runtime.request_registry import RequestRegistry, Sink
@@ -38,6 +39,9 @@ logger = logging.getLogger("everstream.async_engine")
 
 STALL_S = 5.0
 MAX_COMMANDS = 4096
+#: When requests that took so much have ended, that memory is returned to the system: after a
+#: while, in which their answers end as well.
+FREED_BYTES, FREED_S = 16 << 20, 1.0
 
 R = TypeVar("R")
 
@@ -80,11 +84,13 @@ class AsyncEngine:
         self._store_thread = StoreThread(store, clock, *queues)
         self._thread = EngineThread(engine, clock, *queues)
         self.requests = RequestRegistry(metrics, clock, self._command_queue, tracer)
-        self.followers = Followers()
+        self.followers = Followers(lambda: self.tenants)
         self._calls: set[asyncio.Future[Any]] = set()
         #: Why new work is refused, where it is.
         self._refusal: Callable[[], RequestError] | None = None
         self._retirement: Callable[[], RequestError] | None = None
+        self._freed_bytes = 0
+        self._returning: asyncio.TimerHandle | None = None
         self._users = 0
         self._unused = asyncio.Event()
         self._unused.set()
@@ -282,14 +288,26 @@ class AsyncEngine:
                     command.future.set_result(command.result)
             self.requests.sort(step.events, step.done_s, batches)
             self.followers.note(step.records)
-            for owner, num_tokens in step.usage.items():
-                if (tenant := self.tenants.get(owner)) is not None:
-                    tenant.spend(num_tokens)
+            self._account(step)
             if step.prefixes:
                 self.on_evicted_prefixes(step.prefixes)
         for sink, events in batches.items():
             if not _put(sink, events):
                 self.requests.release(sink)
+
+    def _account(self, step: EngineStep) -> None:
+        """What tenants have used, and what their requests have freed."""
+        for owner, num_tokens in step.usage.items():
+            if (tenant := self.tenants.get(owner)) is not None:
+                tenant.spend(num_tokens)
+        self._freed_bytes += step.freed_bytes
+        if self._freed_bytes >= FREED_BYTES and self._returning is None:
+            self._returning = asyncio.get_running_loop().call_later(FREED_S, self._return_memory)
+
+    def _return_memory(self) -> None:
+        """What large requests have taken."""
+        self._returning, self._freed_bytes = None, 0
+        asyncio.get_running_loop().run_in_executor(None, return_freed_memory)
 
     def _die(self) -> None:
         """A thread cannot continue."""

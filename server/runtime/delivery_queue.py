@@ -29,6 +29,7 @@ class EngineStep:
 
     ``generation`` counts the times that the engine has forgotten its kept sessions.
     ``lost`` has the sessions whose records are not in the store, and why.
+    ``freed_bytes`` are those of the requests that have ended.
     ``is_idle``: the engine had nothing to compute after it. ``num_places`` of the delivery queue
     are taken for it: the greatest number of tokens that one request has got.
     """
@@ -39,6 +40,7 @@ class EngineStep:
     events: list[Event] = field(default_factory=list)
     prefixes: list[Evicted] = field(default_factory=list)
     usage: dict[str, int] = field(default_factory=dict)
+    freed_bytes: int = 0
     lost: dict[str, RequestError] = field(default_factory=dict)
     is_idle: bool = False
     done_s: float = 0.0

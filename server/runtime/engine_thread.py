@@ -105,6 +105,7 @@ class EngineThread:
             self._told_idle = is_idle
             step = EngineStep(
                 *(self._generation, commands, records, events, prefixes, usage),
+                freed_bytes=engine.take_freed_bytes(),
                 is_idle=is_idle,
                 done_s=self._clock(),
                 num_places=num_places,

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from server.engine.prefix import Evicted, Prefix, PrefixHandle
 from server.engine.prefix_cache import FIRST_POWER
+from server.engine.token_ids import TokenArray
 from server.engine.types import Request
 from server.engine.value import SessionValue
 from server.runtime.async_engine import AsyncEngine
@@ -108,7 +109,7 @@ class PrefixTier:
             return partial(self._prefixes.named, request.owner, key)
         if request.session is not None or len(request.tokens) < FIRST_POWER or request.score:
             return None
-        text = (*self._before(request, start), *request.tokens)
+        text = TokenArray.joined(self._before(request, start), request.tokens)
         origin = "" if start is None or start.origin is None else start.origin.digest
         return partial(self._prefixes.find, request.owner, text, origin)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -83,7 +84,7 @@ class Transcript:
         silent = all(not tokenizer.token_bytes(token) for token in self._head)
         detokenizer = Detokenizer(tokenizer, start=silent and len(self._head) == self.start)
         return [
-            TextSpan(run.kind, run.start, run.end, "".join(map(detokenizer.push, run.tokens)))
+            TextSpan(run.kind, run.start, run.end, detokenizer.push_all(run.tokens))
             for run in self._runs
         ]
 
@@ -148,7 +149,9 @@ async def read_text(
     first = info.position if transcript is None or transcript.first is None else transcript.first
     if start is not None and start < first:
         raise HistoryGone(f"the text before token {first} is no longer kept", "start")
-    return [] if transcript is None else transcript.parts(tokenizer)
+    if transcript is None:
+        return []
+    return await asyncio.to_thread(transcript.parts, tokenizer)
 
 
 async def _log(sessions: Sessions, session: str, owner: str) -> AsyncIterator[list[Entry]]:

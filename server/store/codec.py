@@ -17,6 +17,7 @@ from zlib import crc32
 
 import orjson
 
+from server.engine.token_ids import TokenArray
 from server.engine.types import Finished, TokenEvent
 from server.engine.value import (
     Accepted,
@@ -43,7 +44,7 @@ UNSTORABLE = (Malformed, UnicodeError, OverflowError)
 def encode(value: object) -> bytes:
     """JSON of a dataclass, a named tuple, or a list of such; without states. Raises `Malformed`."""
     try:
-        return orjson.dumps(value, _plain)
+        return orjson.dumps(value, _plain, orjson.OPT_SERIALIZE_NUMPY)
     except orjson.JSONEncodeError as error:
         raise Malformed(str(error)) from error
 
@@ -60,7 +61,7 @@ def build(kind: type[T], data: Any) -> T:
     """A ``kind`` out of what `encode` made of it. Raises `Malformed`."""
     try:
         return typing.cast("T", _read(_form(typing.cast("Any", kind)), data))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise Malformed(str(error)) from error
 
 
@@ -141,6 +142,8 @@ def _plain(value: object) -> object:
     """What orjson does not know by itself."""
     if isinstance(value, tuple):
         return tuple(value)
+    if isinstance(value, TokenArray):
+        return value.numbers
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, StateBlock):
@@ -166,8 +169,8 @@ def _form(kind: Any) -> _Form:
         return form._replace(types=(*form.types, type(None)))
     if origin is Literal:
         return _Form("choice", tuple(map(type, args)), parts=args)
-    if kind == tuple[int, ...]:
-        return _Form("integers", (list,))
+    if kind in (tuple[int, ...], Sequence[int]):
+        return _Form("integers", (list,), TokenArray if kind == Sequence[int] else tuple)
     if origin is tuple and args[-1:] == (Ellipsis,):
         return _Form("list", (list,), parts=_form(args[0]))
     if origin is tuple:
@@ -196,7 +199,7 @@ def _read(form: _Form, data: Any) -> Any:
     if how == "pair" and len(data) == len(parts):
         return tuple(map(_read, parts, data))
     if how == "integers" and set(map(type, data)) <= {int}:  # prompts are long: all at once
-        return tuple(data)
+        return kind(data)
     if how == "places" and len(data) <= len(parts):
         return kind(*map(_read, parts, data))
     if how == "names" and data.keys() <= parts.keys():

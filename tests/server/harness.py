@@ -29,7 +29,7 @@ from server.observability.metrics import Metrics
 from server.runtime.async_engine import AsyncEngine
 from server.store.base import Store
 from server.store.memory_store import MemoryStore
-from tests.fakes import FakeEngine
+from tests.fakes import ByteTokenizer, FakeEngine
 from tests.reliability.servers import STUCK_S, socket_to
 from tests.server.one_model import only
 
@@ -150,6 +150,7 @@ async def running(
     store: Store | None = None,
     chat_template: ChatTemplate | None = None,
     constraints: FormatCompiler | None = None,
+    tokenizer: ByteTokenizer | None = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     # Without heartbeats: a machine that is busy for long must not change what a stream has.
@@ -159,7 +160,12 @@ async def running(
     async_engine = AsyncEngine(
         engine or FakeEngine(), time.monotonic, Metrics(), store or MemoryStore()
     )
-    models = only(async_engine, config, chat_template=chat_template, constraints=constraints)
+    models = only(
+        *(async_engine, config),
+        chat_template=chat_template,
+        constraints=constraints,
+        tokenizer=tokenizer,
+    )
     app = create_app(models, config, "0.0.0")
     server = PromptServer(app, config, ping_timeout_s, http_protocol)
     done = asyncio.create_task(server.serve(sockets=[listener]))

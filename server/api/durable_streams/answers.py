@@ -20,14 +20,13 @@ from server.api.durable_streams.messages import Messages
 from server.api.streaming import COMMENT, send_stream
 from server.api.watched import WatchedAnswer
 from server.models.service import Service
-from server.sessions.log_stream import Chunk, LogStream, offset_of
+from server.runtime.followers import Follower
+from server.sessions.log_stream import ELSEWHERE_S, Chunk, LogStream, Place, offset_of
 
 #: How long a client waits for new messages until it is told to ask again.
 LONG_POLL_S = 25.0
 #: How long one answer of server-sent events lasts: about what the protocol says.
 SSE_S = 60.0
-#: How often what other replicas write is looked for.
-ELSEWHERE_S = 1.0
 
 #: A cursor is the number of such an interval since a day of the protocol's choice.
 CURSOR_INTERVAL_S = 20
@@ -89,7 +88,7 @@ class FollowedAnswer(WatchedAnswer):
         service: Service,
         stream: LogStream,
         messages: Messages,
-        start: int | None,
+        start: Place | None,
         cursor: int | None,
     ) -> None:
         super().__init__(service)
@@ -97,7 +96,22 @@ class FollowedAnswer(WatchedAnswer):
         self._start, self._cursor = start, cursor
         self._followers = service.async_engine.followers
 
-    async def _after(self, chunk: Chunk, changed: asyncio.Event, until_s: float) -> Chunk:
+    async def _answer(self, scope: Scope, send: Send) -> None:
+        with self._followers.follow(self._stream.session, self._stream.owner) as follower:
+            chunk = await self._chunk(self._start, follower)
+            await self._follow(chunk, follower, scope, send)
+
+    async def _follow(self, chunk: Chunk, follower: Follower, scope: Scope, send: Send) -> None:
+        """Answers with ``chunk``, the first one, and what the follower reads after it."""
+        raise NotImplementedError
+
+    async def _chunk(self, start: Place | None, follower: Follower) -> Chunk:
+        """See `LogStream.chunk`; made once for all whose streams are the same."""
+        stream = self._stream
+        key = stream.writer.format, stream.turn, start
+        return await follower.shared(key, lambda: stream.chunk(start, follower), ELSEWHERE_S)
+
+    async def _after(self, chunk: Chunk, follower: Follower, until_s: float) -> Chunk:
         """The next chunk with a message; one without where that does not come in time."""
         chunk = replace(chunk, start=chunk.end, messages=())
         max_wait_s = ELSEWHERE_S if self._sessions.are_shared else inf
@@ -105,9 +119,9 @@ class FollowedAnswer(WatchedAnswer):
             if chunk.is_last:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(left_s, max_wait_s)):
-                        await changed.wait()
-            changed.clear()
-            chunk = await self._stream.chunk(chunk.end)
+                        await follower.changed.wait()
+            follower.changed.clear()
+            chunk = await self._chunk(chunk.end, follower)
             if chunk.messages or chunk.is_closed:
                 break
         return chunk
@@ -119,11 +133,9 @@ class FollowedAnswer(WatchedAnswer):
 class FollowedPoll(FollowedAnswer):
     """The next chunk with a message, or 204 without one, after `LONG_POLL_S` at the latest."""
 
-    async def _answer(self, scope: Scope, send: Send) -> None:
-        chunk = await self._stream.chunk(self._start)
+    async def _follow(self, chunk: Chunk, follower: Follower, scope: Scope, send: Send) -> None:
         if not chunk.messages and not chunk.is_closed:
-            with self._followers.follow(self._stream.session) as changed:
-                chunk = await self._after(chunk, changed, time.monotonic() + LONG_POLL_S)
+            chunk = await self._after(chunk, follower, time.monotonic() + LONG_POLL_S)
         more = {"stream-cursor": self._next_cursor()}
         if chunk.messages:
             answer = chunk_answer(self._messages, chunk, None, more)
@@ -136,27 +148,25 @@ class FollowedPoll(FollowedAnswer):
 class FollowedSse(FollowedAnswer):
     """Server-sent events for about `SSE_S`: each chunk, and where the stream is after it."""
 
-    async def _answer(self, scope: Scope, send: Send) -> None:
-        first = await self._stream.chunk(self._start)  # its error is an answer of its own
+    async def _follow(self, chunk: Chunk, follower: Follower, scope: Scope, send: Send) -> None:
         headers = SAFE | {"content-type": "text/event-stream", "cache-control": NO_CACHE}
         headers["x-accel-buffering"] = "no"
         encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
         # Where it fails later, the client finds out why when it comes back.
-        await send_stream(send, self._pieces(first), lambda error: b"", encoded)
+        await send_stream(send, self._pieces(chunk, follower), lambda error: b"", encoded)
 
-    async def _pieces(self, chunk: Chunk) -> AsyncGenerator[bytes, None]:
+    async def _pieces(self, chunk: Chunk, follower: Follower) -> AsyncGenerator[bytes, None]:
         until_s = time.monotonic() + SSE_S
-        with self._followers.follow(self._stream.session) as changed:
-            yield self._events(chunk)
-            while not chunk.is_closed:
-                silent_until_s = min(until_s, time.monotonic() + (self._heartbeat_s or inf))
-                chunk = await self._after(chunk, changed, silent_until_s)
-                if chunk.messages or chunk.is_closed:
-                    yield self._events(chunk)
-                elif silent_until_s == until_s or self._followers.has_ended:
-                    return
-                else:
-                    yield COMMENT
+        yield self._events(chunk)
+        while not chunk.is_closed:
+            silent_until_s = min(until_s, time.monotonic() + (self._heartbeat_s or inf))
+            chunk = await self._after(chunk, follower, silent_until_s)
+            if chunk.messages or chunk.is_closed:
+                yield self._events(chunk)
+            elif silent_until_s == until_s or self._followers.has_ended:
+                return
+            else:
+                yield COMMENT
 
     def _events(self, chunk: Chunk) -> bytes:
         control: dict[str, Any] = {"streamNextOffset": offset_of(chunk.end)}

@@ -30,6 +30,11 @@ class Messages:
     def content_type(self) -> str:
         return "text/plain; charset=utf-8" if self.format == "text" else "application/json"
 
+    @property
+    def shows_input(self) -> bool:
+        """See `server.sessions.log_stream.ItemWriter`."""
+        return self.format in ("events", "text")
+
     def of(self, item: Item) -> list[bytes]:
         """Those of ``item``; most have one, and some have none."""
         return _WRITERS[self.format](self, item)

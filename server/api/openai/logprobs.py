@@ -51,7 +51,7 @@ class ScoredPrompt:
     """
 
     num_before: int
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     logprobs: tuple[float | None, ...]
     tops: tuple[Top, ...]
     begins: bool = True

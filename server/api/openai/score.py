@@ -26,6 +26,7 @@ from server.api.schemas.openapi import ERRORS, body_schema
 from server.api.schemas.parse import body_of
 from server.api.schemas.responses import UsageAnswer
 from server.api.translate import prompt_tokens
+from server.engine.token_ids import TokenArray
 from server.engine.types import Event, Finished
 from server.engine.types import Request as EngineRequest
 from server.errors import InternalFailure, invalid
@@ -93,7 +94,7 @@ async def _engine_request(service: Service, body: ScoreBody, owner: str) -> Engi
     return EngineRequest(
         f"score-{secrets.token_hex(16)}",
         owner,
-        context or (service.model.bos_token_id,),
+        context or TokenArray((service.model.bos_token_id,)),
         sampling=None,
         start=isinstance(body.prompt, str) and bool(context),
         num_top=max(1, body.top or 0),
@@ -124,7 +125,7 @@ def _written(
 
 
 def _scored(
-    index: int, tokens: tuple[int, ...], end: Finished, num_top: int | None
+    index: int, tokens: Sequence[int], end: Finished, num_top: int | None
 ) -> Generator[bytes, None, dict[str, Any]]:
     """One continuation's. It is greedy where each of its tokens is the most probable one."""
     if end.logprobs is None or end.tops is None:
@@ -137,7 +138,7 @@ def _scored(
         "logprob": finite(math.fsum(end.logprobs)),
         "num_tokens": len(tokens),
         "is_greedy": all(logprob == top[0][1] for logprob, top in pairs),
-        "tokens": tokens,
+        "tokens": [*tokens],
         "token_logprobs": [finite(value) for value in end.logprobs],
         "top_logprobs": tops,
     }

@@ -120,7 +120,7 @@ async def _ids(service: Service, body: TokenizeBody) -> list[int]:
             continue_final_message=bool(body.continue_final_message),
             template_kwargs={**(body.chat_template_kwargs or {}), **reasoning.variables},
         )
-        return prompt.ids
+        return [*prompt.ids]
     text = body.prompt or ""
     encode = partial(service.tokenizer.encode, allow_special=body.allow_special is not False)
     is_short = len(text) <= MAX_INLINE_CHARS

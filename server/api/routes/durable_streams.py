@@ -49,7 +49,7 @@ async def stream(
     service, owner = await service_with(request, session), request.state.owner
     messages = Messages(session, query.format, service.async_engine.epoch_name)
     turn = None if query.turn is None else place_of(query.turn, "turn")
-    log = LogStream(service.sessions, session, owner, service.tokenizer, messages.of, turn)
+    log = LogStream(service.sessions, session, owner, service.tokenizer, messages, turn)
     if request.state.is_head:
         return Response(headers=head_of(await log.tail(), messages.content_type, NO_STORE))
     if query.live is not None and query.offset is None:

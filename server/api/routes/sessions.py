@@ -153,6 +153,9 @@ async def events(
     """Server-sent events after a cursor, then those of what the session runs."""
     cursor = cursor_of(last_event_id, query)
     service, owner = await service_with(request, session), request.state.owner
+    if request.state.is_head:  # which takes the session from no reader
+        await service.sessions.info(session, owner)
+        return Response(media_type="text/event-stream")
     again = bool(last_event_id)
     return EventsAnswer(service, session, owner, cursor, query.take_over, again)
 
@@ -161,6 +164,9 @@ async def events(
 async def text(request: Request, session: str, query: Annotated[TextQuery, Query()]) -> Response:
     """What a session has read and generated, as far as its log goes back."""
     service, owner = await service_with(request, session), request.state.owner
+    if request.state.is_head:
+        await service.sessions.info(session, owner)
+        return Response(media_type="application/json")
     parts = await read_text(
         service.sessions, service.tokenizer, session, owner, query.start, query.max_tokens
     )

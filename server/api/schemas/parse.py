@@ -61,7 +61,8 @@ async def body_of(
 
     A large one is parsed in a thread: other requests continue meanwhile.
     """
-    body = await request.body() or default
+    # Not `request.body()`, which would keep it for as long as the answer takes.
+    body = b"".join([part async for part in request.stream()]) or default
     if len(body) <= MAX_INLINE_BYTES:
         return _parsed(model.model_validate, body, max_ids)
     return await asyncio.to_thread(_parsed, model.model_validate, body, max_ids)

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import sse
 from server.api.durable_streams import answers
-from server.runtime.followers import Followers
+from server.runtime.followers import Follower, Followers
 from server.sessions import log_stream
 from server.store.memory_store import MemoryStore
 from server.store.saving import StoreLimits
@@ -72,7 +72,7 @@ async def test_every_offset_resumes_and_offsets_sort(server: Running) -> None:
     await post(server, session, "append", text="more")
     whole = (await get(server, session, offset=-1)).json()
     assert [message["type"] for message in whole[-2:]] == ["input", "appended"]
-    offsets = [log_stream.offset_of(place) for place in range(len(whole) + 1)]
+    offsets = [log_stream.offset_of(log_stream.Place(number)) for number in range(len(whole) + 1)]
     assert offsets == sorted(offsets)
     for place, offset in enumerate(offsets):
         answer = await get(server, session, offset=offset)
@@ -275,24 +275,24 @@ class Counted(Followers):
 
     def __init__(self) -> None:
         super().__init__()
-        self._num, self._changed = 0, asyncio.Event()
+        self._number, self._changed = 0, asyncio.Event()
 
     @contextmanager
-    def follow(self, session: str) -> Iterator[asyncio.Event]:
-        with super().follow(session) as changed:
+    def follow(self, session: str, owner: str) -> Iterator[Follower]:
+        with super().follow(session, owner) as follower:
             self._add(1)
             try:
-                yield changed
+                yield follower
             finally:
                 self._add(-1)
 
     def _add(self, num: int) -> None:
-        self._num += num
+        self._number += num
         self._changed.set()
 
     async def until(self, num: int) -> None:
         async with asyncio.timeout(60):
-            while self._num != num:
+            while self._number != num:
                 self._changed.clear()
                 await self._changed.wait()
 

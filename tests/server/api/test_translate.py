@@ -26,6 +26,7 @@ from server.models.service import RequestLimits
 from server.models.tenant_tokenizers import TenantTokenizers
 from server.runtime import async_engine as async_engine
 from server.runtime import event_queue as event_queue
+from server.runtime import followers
 from server.sessions import idempotency, named_states
 from server.store import errors as store_errors
 from server.store.errors import StoreTooNew
@@ -34,7 +35,7 @@ from tests.fakes import ByteTokenizer
 #: All that have errors, but for what only an operator sees.
 MODULES = (
     *(errors, api_errors, store_errors, async_engine, event_queue, idempotency, scopes, tenants),
-    *(model_changes, named_states, prefix, response_turns, responses_reading, storage),
+    *(model_changes, named_states, prefix, response_turns, responses_reading, storage, followers),
 )
 
 

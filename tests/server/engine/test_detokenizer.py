@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.detokenizer import Detokenizer, StopStrings
+from server.engine.detokenizer import Detokenizer, StopStrings, text_within
 from tests.tiny import tiny_tokenizer
 
 
@@ -48,6 +50,25 @@ def test_any_tokens_give_valid_text_equal_to_decoding_at_once(ids: list[int]) ->
     for piece in pieces:
         piece.encode("utf-8")
     assert "".join(pieces) + detokenizer.flush() == tiny_tokenizer().decode(ids)
+
+
+@given(st.lists(st.integers(0, 299), max_size=60), st.integers(0, 60), st.booleans())
+def test_tokens_at_once_have_the_text_of_one_by_one(ids: list[int], cut: int, start: bool) -> None:
+    single, whole = (Detokenizer(tiny_tokenizer(), start) for _ in range(2))
+    pieces = [single.push(id) for id in ids]
+    assert whole.push_all(ids[:cut]) + whole.push_all(ids[cut:]) == "".join(pieces)
+    assert whole.undecoded == single.undecoded
+
+
+@given(st.text(alphabet="aé漢🦊", max_size=20), st.lists(st.integers(0, 80), max_size=5))
+def test_parts_of_a_text_add_up_to_it(text: str, cuts: list[int]) -> None:
+    ids = tiny_tokenizer().encode(text)
+    places = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
+    parts = [
+        text_within(tiny_tokenizer(), ids, start, end, at_start=True)
+        for start, end in itertools.pairwise(places)
+    ]
+    assert "".join(parts) == text
 
 
 @given(

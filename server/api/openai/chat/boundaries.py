@@ -51,7 +51,7 @@ async def shared_texts(
 
 
 def places(
-    ids: list[int], text: str, others: Sequence[str], marks: Marks, tokenizer: Tokenizer
+    ids: Sequence[int], text: str, others: Sequence[str], marks: Marks, tokenizer: Tokenizer
 ) -> tuple[int, ...]:
     """After how many of ``ids``, the tokens of ``text``, one of ``others`` ceases to be the same.
 
@@ -66,7 +66,7 @@ def places(
     return tuple(kept)
 
 
-def _agreed(ids: list[int], text: str, other: str, marks: Marks, tokenizer: Tokenizer) -> int:
+def _agreed(ids: Sequence[int], text: str, other: str, marks: Marks, tokenizer: Tokenizer) -> int:
     """Encodes the ends of the texts alone; 0 where their tokens are not those of the whole.
 
     White space where they part may be cut with what follows it, and so is not counted.

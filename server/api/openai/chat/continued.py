@@ -76,10 +76,10 @@ async def continued_prompt(
 
 def _unread(
     service: Service,
-    new: list[int],
+    new: Sequence[int],
     events: Sequence[TokenEvent | Finished],
     position: int,
-) -> list[int]:
+) -> Sequence[int]:
     """What of ``new`` the session has not: its answer may have begun with what ends a turn.
 
     ``events`` are the last ones of the session, whose text has ``position`` tokens.
@@ -101,7 +101,7 @@ def _unread(
     return new if rest is None else rest
 
 
-def without(service: Service, ids: list[int], begun: bytes) -> list[int] | None:
+def without(service: Service, ids: Sequence[int], begun: bytes) -> Sequence[int] | None:
     """``ids`` without the bytes ``begun`` that they begin with; None where they do not."""
     tokenizer = service.tokenizer
     place = 0
@@ -112,6 +112,6 @@ def without(service: Service, ids: list[int], begun: bytes) -> list[int] | None:
             return None
         if len(token) > len(begun):
             rest = token[len(begun) :].decode(errors="replace")
-            return tokenizer.encode_continuation(rest) + ids[place:]
+            return [*tokenizer.encode_continuation(rest), *ids[place:]]
         begun = begun[len(token) :]
     return ids[place:]

@@ -22,6 +22,7 @@ from server.api.openai.chat.messages import (
     tool_object,
 )
 from server.chat.marks import Marks
+from server.engine.token_ids import TokenArray
 from server.errors import InvalidRequest, invalid
 from server.models.service import Service
 
@@ -40,7 +41,7 @@ class Prompt:
     The conversation's next prompt begins with ``cache_at`` of the tokens.
     """
 
-    ids: list[int]
+    ids: Sequence[int]
     end: str
     cache_at: tuple[int, ...] = ()
 
@@ -103,7 +104,7 @@ async def prompt_of(
     if continue_final_message:
         text = _left_open(text, rendered[-1]["content"])
     tokenizer = service.tokenizer if owner is None else service.tokenizers.of(owner)
-    ids = await asyncio.to_thread(marks.ids, text, tokenizer)
+    ids = await asyncio.to_thread(lambda: TokenArray(marks.ids(text, tokenizer)))
     cache_at: tuple[int, ...] = ()
     if owner is not None and len(ids) > MIN_TOKENS:
         others = await shared_texts(render, rendered, bool(tools))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fastapi import APIRouter, Request, Response
@@ -143,7 +144,7 @@ async def _engine_request(
         )
     except InvalidRequest as error:
         raise _in_our_words(error, body, tools) from None
-    predicted: tuple[int, ...] = ()
+    predicted: Sequence[int] = ()
     if body.prediction is not None:
         text = body.prediction.text
         predicted = await prompt_tokens(service, owner, text, "prediction", continues=True)

@@ -169,7 +169,7 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
             choice.keep(choice.finish(ended(choice.last)))
         summary = {**self._summary(), "object": "chat.completion"}
         if self._prompt_ids is not None:
-            summary["prompt_token_ids"] = self._prompt_ids
+            summary["prompt_token_ids"] = [*self._prompt_ids]
         return written_list(summary, "choices", map(self._written, self._choices.values()))
 
     def _written(self, choice: WrittenChatChoice) -> bytes:
@@ -251,7 +251,7 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
         content = None if self._may_call else ""
         delta = {"role": "assistant", "content": content, "refusal": None}
         if self._prompt_ids is not None:
-            more["prompt_token_ids"] = self._prompt_ids
+            more["prompt_token_ids"] = [*self._prompt_ids]
         return self._chunk(_choice(choice, delta), **more)
 
     def _detailed(self, choice: WrittenChatChoice, event: TokenEvent) -> bytes:

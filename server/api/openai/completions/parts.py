@@ -6,7 +6,7 @@ no more memory than its JSON, and no block takes long.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from typing import Any, Literal, NotRequired
@@ -141,7 +141,7 @@ class TextChoice(WrittenChoice):
         self.begin: int | None = None
         self.scored: Scored | None = None
         #: The ids of the prompt and of the text, where they are shown.
-        self.prompt_ids: tuple[int, ...] | None = request.tokens if shown.token_ids else None
+        self.prompt_ids: Sequence[int] | None = request.tokens if shown.token_ids else None
         self.token_ids: list[int] = []
         self.logprobs = None if shown.logprobs is None else shown.legacy(len(echo))
         self._text = StringIO()
@@ -163,7 +163,7 @@ class TextChoice(WrittenChoice):
         reason = self.last.finish_reason or "length"
         more = prompt.more
         if self.prompt_ids is not None:
-            more |= {"prompt_token_ids": self.prompt_ids, "token_ids": self.token_ids}
+            more |= {"prompt_token_ids": [*self.prompt_ids], "token_ids": self.token_ids}
         return choice_json(index, text, reason, logprobs=logprobs, **more)
 
     @property

@@ -19,6 +19,7 @@ from server.api.openai.completions.parts import (
 )
 from server.api.openai.logprobs import ScoredPrompt
 from server.api.openai.writer import AnswerWriter, written_list
+from server.engine.token_ids import TokenArray
 from server.engine.types import Event, Finished, Request, Scored, Started, TokenEvent, Usage
 from server.errors import RequestError
 
@@ -151,7 +152,7 @@ class CompletionWriter(AnswerWriter[TextChoice]):
         self._begin_prompt(choice, event)
         ids: dict[str, Any] = {}
         if choice.prompt_ids is not None:
-            ids = {"prompt_token_ids": choice.prompt_ids, "token_ids": []}
+            ids = {"prompt_token_ids": [*choice.prompt_ids], "token_ids": []}
         if not is_kept and not echo and not ids:
             return b""
         return b"".join(
@@ -199,7 +200,7 @@ class CompletionWriter(AnswerWriter[TextChoice]):
             return  # a copy, after the prompt
         for one in map(self._choices.__getitem__, choice.request.ids):
             if one.prompt_ids is not None:
-                one.prompt_ids = (*event.start, *choice.request.tokens)
+                one.prompt_ids = TokenArray.joined(event.start, choice.request.tokens)
 
     def _end(self, choice: TextChoice, last: Finished) -> None:
         choice.last = last

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,12 +44,12 @@ class Note:
     apart: bool = False
     state: str | None = None
     call_form: str = TAGGED.name
-    prompt_ids: list[int] | None = field(default=None, repr=False)
+    prompt_ids: Sequence[int] | None = field(default=None, repr=False)
     must_call: bool = False
 
     def packed(self) -> str:
         """For `unpacked`."""
-        return orjson.dumps(self).decode()
+        return orjson.dumps(self, list).decode()  # of the ids
 
     @classmethod
     def unpacked(cls, text: str) -> Note:

@@ -170,7 +170,7 @@ async def prepare(
         apart,
         state,
         (use.calls or TAGGED).name,
-        [*request.tokens] if body.return_token_ids else None,
+        request.tokens if body.return_token_ids else None,
         _must_call(service, use.variables),
     )
     fields_of_size = "max_output_tokens and top_logprobs"

@@ -131,7 +131,9 @@ async def what_follows(service: Service, turn_input: TurnInput, answer: Answer) 
     return None if new is None else Prompt(new, following.end)
 
 
-def _behind(service: Service, answer: Answer, space: bytes, new: list[int]) -> list[int] | None:
+def _behind(
+    service: Service, answer: Answer, space: bytes, new: Sequence[int]
+) -> Sequence[int] | None:
     """What of ``new``, which follows an answer, its session has not.
 
     ``space`` stands before the answer. None where the session has something else.

@@ -83,7 +83,7 @@ class ResponseWriter:
         is_cut = self._status == "incomplete"
         ids: Json = {}
         if self.note.prompt_ids is not None:
-            ids = {"prompt_token_ids": self.note.prompt_ids, "token_ids": [*self._token_ids]}
+            ids = {"prompt_token_ids": [*self.note.prompt_ids], "token_ids": [*self._token_ids]}
         return {
             "id": self.note.id,
             "object": "response",
