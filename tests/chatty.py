@@ -1,7 +1,8 @@
 """A tiny RWKV-7 model that answers: its weights make it emit a chosen text, token after token.
 
-Each row of the head is the token before its own, and nothing else of the model says anything. Its
-vocabulary has whole phrases, so that the prompt's last one decides how it goes on.
+Each row of the head is the tokens before its own, and nothing else of the model says anything. Its
+vocabulary has whole phrases, so that the prompt's last one decides how it goes on. Where several
+phrases follow one, the seed decides between them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,25 @@ _PHRASES = (
     (" <think>\n</think", ">\n", ANSWER),
 )
 
+#: The model needs milliseconds for a token because of them: a matrix has their number squared.
+NUM_LINES = 700
+
+
+def lines_of_chance() -> list[tuple[str, ...]]:
+    """Phrases of a model that writes lines, each one of two by chance, until it is stopped.
+
+    It needs some milliseconds for one, so that there is time to stop it in the middle.
+    """
+    pairs = [(f"Line {line} holds.\n\n", f"Line {line} breaks.\n\n") for line in range(NUM_LINES)]
+    rows = [(" <think>\n</think", ">\n", first) for first in pairs[0]]
+    rows += [(" <think", first) for first in pairs[0]]
+    return rows + [
+        (before, after)
+        for here, there in pairwise([*pairs, pairs[0]])
+        for before in here
+        for after in there
+    ]
+
 
 def write_chatty(folder: Path, phrases: Sequence[Sequence[str]] = _PHRASES) -> Path:
     """Writes the model and its vocabulary; returns the file of the weights."""
@@ -42,8 +62,7 @@ def write_chatty(folder: Path, phrases: Sequence[Sequence[str]] = _PHRASES) -> P
         weights[f"{name}.bias"].zero_()
     weights["emb.weight"] = torch.eye(size, shape.width)
     head = torch.zeros(size, shape.width)
-    follows = {a: b for row in phrases for a, b in pairwise(row)}
-    for before, after in follows.items():
+    for before, after in (pair for row in phrases for pair in pairwise(row)):
         head[ids[after.encode()], ids[before.encode()]] = 4.0
     weights["head.weight"] = head
     return write_pth(folder / "chatty.pth", weights)

@@ -24,11 +24,25 @@ class Turn:
     thought: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A prompt that has no answer yet. The server answers it once under its ``key``."""
+
+    prompt: str
+    sampling: Sampling
+    key: str
+
+
 class Piece(NamedTuple):
-    """More of an answer, or of the thinking before it."""
+    """More of an answer, or of the thinking before it, or a ``notice`` about the connection.
+
+    ``restarts``: the server has lost the answer, which comes again from its beginning.
+    """
 
     text: str = ""
     thought: str = ""
+    notice: str = ""
+    restarts: bool = False
 
 
 class Answer(Protocol):
@@ -61,8 +75,11 @@ class Branch(Protocol):
     def position(self) -> int:
         """Number of tokens of the text, up to the end of the last turn."""
 
-    def answer(self, prompt: str, sampling: Sampling) -> Answer:
-        """Generates an answer to ``prompt``; the caller adds the turn."""
+    def answer(self, asked: Asked, may_be_known: bool = False) -> Answer:
+        """Generates an answer; the caller adds the turn.
+
+        ``may_be_known``: an earlier process may have asked for it; it then comes as a whole.
+        """
 
     def rewind(self, num_turns: int) -> None:
         """Goes back to its first ``num_turns`` turns. Raises `HistoryGone`."""

@@ -12,11 +12,14 @@ import typer
 from rich.console import Console
 
 from clients.api_key import ApiKey
+from clients.chat.chat_answer import MAX_AWAY_S
 from clients.chat.conversation import Conversation
+from clients.chat.kept import NotKept, chat_file
 from clients.python import Client, EverstreamError
 
 #: For the connection and for each event, as in the Python client.
 TIMEOUT_S = 60.0
+STATE_HOME = "~/.local/state"
 
 
 def chat(
@@ -29,6 +32,14 @@ def chat(
     text: Annotated[
         bool, typer.Option("--text", help="Continue text also with a model that answers messages.")
     ] = False,
+    session: Annotated[
+        str | None,
+        typer.Option(
+            help="Keep the conversation under this name, and continue it if there is one.",
+            show_default=False,
+        ),
+    ] = None,
+    state_home: Annotated[str, typer.Option(envvar="XDG_STATE_HOME", hidden=True)] = STATE_HOME,
 ) -> None:
     """Chat with a running server in the terminal.
 
@@ -42,15 +53,18 @@ def chat(
         httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_S) as http,
     ):
         try:
-            Conversation(client, console, model, None if text else http).run(_lines(console))
-        except EverstreamError as error:
+            kept = None if session is None else chat_file(session, state_home or STATE_HOME)
+            with kept or contextlib.nullcontext() as file:
+                talk = Conversation(client, console, model, None if text else http, file)
+                talk.run(_lines(console))
+        except (EverstreamError, NotKept, OSError) as error:
             typer.echo(f"everstream: {error}", err=True)
             raise typer.Exit(1) from error
 
 
 def _client(url: str, api_key: str | None) -> Client:
     try:
-        return Client(url, api_key)
+        return Client(url, api_key, reconnect_s=MAX_AWAY_S)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 

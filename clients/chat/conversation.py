@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,8 +15,9 @@ from rich.markup import escape
 
 from clients.chat import archive
 from clients.chat.archive import NotAnArchive
-from clients.chat.branch import Branch, Turn
+from clients.chat.branch import Asked, Branch, Turn
 from clients.chat.chat_branch import ChatBranch
+from clients.chat.kept import ChatFile, KeptBranch, KeptChat, NotKept
 from clients.chat.text_branch import TextBranch
 from clients.python import (
     Client,
@@ -88,13 +90,18 @@ class Conversation:
         console: Console,
         model: str | None = None,
         http: httpx.Client | None = None,
+        file: ChatFile | None = None,
     ) -> None:
         """``model`` None is the server's first. Raises `EverstreamError` if there is none.
 
         A model with a chat template answers messages, which are sent over ``http``; without
-        that it continues text, as models without a template do.
+        that it continues text, as models without a template do. With a ``file`` the conversation
+        is the one that is kept there. Raises `NotKept` if it cannot be continued.
         """
-        self._client, self._console = client, console
+        self._client, self._console, self._file = client, console, file
+        kept = None if file is None else file.load()
+        if kept is not None:
+            model = model or kept.model
         models = client.models()
         found = next((each for each in models if model in (None, each["id"])), None)
         if found is None:
@@ -102,8 +109,12 @@ class Conversation:
         self._model = found
         self._http = http if found["everstream"].get("chat") else None
         self._effort: str | None = None
-        self._branches: dict[str, Branch] = {MAIN: self._opened()}
-        self._name = MAIN
+        self._asked: Asked | None = None
+        if kept is None:
+            self._branches: dict[str, Branch] = {MAIN: self._opened()}
+            self._name = MAIN
+        else:
+            self._restore(kept)
         self._sampling: Sampling = {} if self._http else {"max_tokens": 120}
         self._commands: dict[str, Callable[[Sequence[str]], None]] = {
             "/history": self._history,
@@ -131,53 +142,120 @@ class Conversation:
         state_kib = details["state_bytes_per_session"] / 1024
         kind = f"{details['attention']} attention, state {state_kib:.0f} KiB"
         self._say(f"{self._model['id']}: {kind}; /help for help")
+        if self.branch.turns or self._asked:
+            self._where()
+        if (asked := self._asked) is not None:
+            self._say(f"> {asked.prompt}")
+            self._attempt(lambda: self._answer(asked, may_be_known=True))
         for line in lines:
             if line.strip() == "/quit":
                 break
-            try:
-                if line.startswith("/"):
-                    self._command(line.split())
-                else:
-                    self._talk(line)
-            except SessionNotFound:
-                self._complain("the session has expired; /new starts a new one")
-            except ConnectionLost:
-                raise
-            except OSError as error:
-                self._complain(
-                    f"{error.filename}: {error.strerror}" if error.filename else str(error)
-                )
-            except (EverstreamError, Mistaken, NotAnArchive) as error:
-                self._complain(str(error))
-        for branch in self._branches.values():
-            branch.delete()
+            if line.startswith("/"):
+                self._attempt(lambda: self._command(line.split()))  # noqa: B023 - called at once
+            else:
+                self._attempt(lambda: self._talk(line))  # noqa: B023 - called at once
+        if self._file is None:
+            for branch in self._branches.values():
+                branch.delete()
+
+    def _attempt(self, act: Callable[[], None]) -> None:
+        """Does it, or says why not. Raises `ConnectionLost`."""
+        try:
+            act()
+            self._keep()
+        except SessionNotFound:
+            self._complain("the session has expired; /new starts a new one")
+        except ConnectionLost:
+            raise
+        except OSError as error:
+            self._complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        except (EverstreamError, Mistaken, NotAnArchive) as error:
+            self._complain(str(error))
+
+    # What is kept in a file
+
+    def _keep(self) -> None:
+        if self._file is None:
+            return
+        branches = {
+            name: KeptBranch(
+                branch.turns,
+                branch.session.id if isinstance(branch, TextBranch) else None,
+                branch.system if isinstance(branch, ChatBranch) else "",
+            )
+            for name, branch in self._branches.items()
+        }
+        model = self._model["id"]
+        self._file.save(KeptChat(model, branches, self._name, self._effort, self._asked))
+
+    def _restore(self, kept: KeptChat) -> None:
+        if kept.model != self._model["id"]:
+            raise NotKept(f"the conversation is with the model {kept.model}")
+        self._name, self._effort, self._asked = kept.active, kept.effort, kept.asked
+        self._branches = {name: self._restored(branch) for name, branch in kept.branches.items()}
+
+    def _restored(self, kept: KeptBranch) -> Branch:
+        model = self._model["id"]
+        if self._http and kept.session is None:
+            return ChatBranch(self._http, model, kept.turns, kept.system, self._effort)
+        if self._http or kept.session is None:
+            needed = "needs" if self._http else "cannot have"
+            raise NotKept(f"the conversation {needed} the option --text")
+        return TextBranch(self._client, model, self._client.session(kept.session), kept.turns)
 
     # Text
 
     def _talk(self, prompt: str) -> None:
         if self._http and not prompt.strip():
             return
+        self._asked = Asked(prompt, {**self._sampling}, f"chat-{secrets.token_hex(16)}")
+        self._keep()
+        self._answer(self._asked)
+
+    def _answer(self, asked: Asked, may_be_known: bool = False) -> None:
+        """Shows the answer and adds the turn; one that cannot be read for now stays asked for."""
+        try:
+            self._show(asked, may_be_known)
+        except ConnectionLost:
+            raise
+        except EverstreamError:
+            self._asked = None
+            self._keep()
+            raise
+
+    def _show(self, asked: Asked, may_be_known: bool) -> None:
         begins, started_s = self.branch.position, time.perf_counter()
         first_s: float | None = None
         said: list[str] = []
         thought: list[str] = []
-        answer = self.branch.answer(prompt, self._sampling)
+        answer = self.branch.answer(asked, may_be_known)
         with contextlib.suppress(KeyboardInterrupt), answer:  # leaving the block cancels
             for piece in answer:
-                first_s = first_s or time.perf_counter()
+                if piece.notice:
+                    self._say(f"\n{piece.notice}")
+                if piece.restarts:
+                    self._say("the server has lost the answer and writes it again")
+                    said, thought = [], []
+                if piece.thought or piece.text:
+                    first_s = first_s or time.perf_counter()
                 if piece.thought:
-                    self._print(piece.thought, "dim")
                     thought.append(piece.thought)
+                    self._console.out(
+                        printable(piece.thought), end="", highlight=False, style="dim"
+                    )
                 if piece.text:
-                    self._print("\n\n" + piece.text if thought and not said else piece.text)
                     said.append(piece.text)
+                    self._print("\n\n" + piece.text if thought and not said[1:] else piece.text)
         ends, thoughts = answer.position or begins, "".join(thought)
-        self.branch.turns.append(Turn(prompt, "".join(said), begins, ends, thoughts))
+        self.branch.turns.append(Turn(asked.prompt, "".join(said), begins, ends, thoughts))
+        self._asked = None
         num_tokens = answer.num_tokens
         self._say("\n" + self._speed(num_tokens, ends, started_s, first_s or time.perf_counter()))
 
-    def _print(self, text: str, style: str | None = None) -> None:
-        self._console.out(printable(text), end="", highlight=False, style=style)
+    def _print(self, text: str) -> None:
+        """More of an answer. Rich would print it again later where Ctrl-C interrupts this."""
+        self._console.file.write(printable(text))
+        self._console.file.flush()
 
     def _speed(self, num_tokens: int, position: int, started_s: float, first_s: float) -> str:
         """Speed of the answer, and the size of the state compared with a KV cache."""

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
-from clients.chat.branch import Piece, Turn
+from clients.chat.branch import Asked, Piece, Turn
 from clients.python import Client, Generation, Session, SessionNotFound
-from clients.python.protocol import Sampling
 
 
 class TextAnswer:
@@ -61,8 +60,11 @@ class TextBranch:
     def position(self) -> int:
         return self.turns[-1].ends if self.turns else 0
 
-    def answer(self, prompt: str, sampling: Sampling) -> TextAnswer:
-        return TextAnswer(self.session.generate(prompt, **sampling))
+    def answer(self, asked: Asked, may_be_known: bool = False) -> TextAnswer:
+        generation = self.session.generate(
+            asked.prompt, idempotency_key=asked.key, **asked.sampling
+        )
+        return TextAnswer(generation)
 
     def rewind(self, num_turns: int) -> None:
         if num_turns < len(self.turns):

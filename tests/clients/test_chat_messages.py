@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,12 +43,14 @@ def test_model_is_described_as_one_that_answers(chatty_url: str) -> None:
 
 
 def test_answer_is_whole_and_the_thinking_is_dim(chatty_url: str) -> None:
-    console = Console(force_terminal=True, highlight=False, color_system="standard", width=200)
-    http = httpx.Client(base_url=chatty_url)
-    with Client(chatty_url) as client, http, console.capture() as shown:
+    shown = io.StringIO()
+    console = Console(
+        file=shown, force_terminal=True, highlight=False, color_system="standard", width=200
+    )
+    with Client(chatty_url) as client, httpx.Client(base_url=chatty_url) as http:
         talked = Conversation(client, console, http=http)
         talked.run(iter(["/temp 0", "Count.", "/think on", "Count.", "/history"]))
-    output = shown.get()
+    output = shown.getvalue()
     assert output.count(ANSWER) == 2
     assert f"\x1b[2m{THOUGHT}\x1b[0m\n\n{ANSWER}" in output
     assert [turn.thought for turn in talked.branch.turns] == ["", THOUGHT]

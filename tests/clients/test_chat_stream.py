@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from clients.chat.chat_branch import ChatAnswer, lines_of
+from clients.chat.chat_answer import ChatAnswer
 
 #: All that `str.splitlines` ends a line at, but for what JSON escapes.
 SEPARATORS = "one\u0085two\u2028three\u2029four"
@@ -25,26 +25,32 @@ class Pieces(httpx.SyncByteStream):
             yield self._body[start : start + self._size]
 
 
-def chunk(**delta: str) -> bytes:
-    choice = {"index": 0, "delta": delta}
-    usage = {"completion_tokens": 1, "total_tokens": 2}
-    return json.dumps({"choices": [choice], "usage": usage}, ensure_ascii=False).encode()
+def event(number: int, kind: str, **fields: object) -> bytes:
+    values = {"type": f"response.{kind}", "sequence_number": number, **fields}
+    return json.dumps(values, ensure_ascii=False).encode()
 
 
-@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
 @pytest.mark.parametrize("size", [1, 7, 4096])
-def test_separators_of_unicode_stay_within_an_answer(size: int, end: bytes) -> None:
-    deltas = [{"reasoning_content": SEPARATORS}, {"content": SEPARATORS}]
-    parts = [b": keep-alive", b"", *(b"data: " + chunk(**delta) for delta in deltas), b""]
-    body = end.join([*parts, b"data: [DONE]", b"", b""])
-    answers = httpx.MockTransport(lambda request: httpx.Response(200, stream=Pieces(body, size)))
+def test_separators_of_unicode_stay_within_an_answer(size: int) -> None:
+    response = {"id": "resp_1", "usage": {"output_tokens": 2, "total_tokens": 5}}
+    events = [
+        event(0, "created", response={"id": "resp_1"}),
+        event(1, "reasoning_text.delta", delta=SEPARATORS),
+        event(2, "output_text.delta", delta=SEPARATORS),
+        event(3, "completed", response=response),
+    ]
+    body = b": keep-alive\n\n" + b"".join(b"data: " + each + b"\n\n" for each in events)
+
+    def answer_to(request: httpx.Request) -> httpx.Response:
+        if request.method == "DELETE":
+            return httpx.Response(200)
+        headers = {"content-type": "text/event-stream; charset=utf-8"}
+        return httpx.Response(200, headers=headers, stream=Pieces(body, size))
+
     with (
-        httpx.Client(base_url="http://server", transport=answers) as http,
-        ChatAnswer(http, {"messages": []}) as answer,
+        httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer_to)) as http,
+        ChatAnswer(http, {"input": []}, "key") as answer,
     ):
-        assert list(answer) == [("", SEPARATORS), (SEPARATORS, "")]
-
-
-def test_lines_end_by_a_newline_a_return_or_both() -> None:
-    pieces = [b"a\r", b"\nb\nc", b"\rd\x0b\x0c\x1c\n", b"rest"]
-    assert [line for line in lines_of(pieces) if line] == [b"a", b"b", b"c", b"d\x0b\x0c\x1c"]
+        pieces = [piece for piece in answer if piece.text or piece.thought]
+    assert [(piece.text, piece.thought) for piece in pieces] == [("", SEPARATORS), (SEPARATORS, "")]
+    assert (answer.num_tokens, answer.position) == (2, 5)

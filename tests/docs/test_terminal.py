@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -36,12 +37,19 @@ def test_bench_runs_as_written(server: str, command: str) -> None:
     assert all(level["tokens"] > 0 and level["errors"] == 0 for level in levels)
 
 
-def test_chat_runs_as_written(server: str) -> None:
-    (command,) = (one for one in COMMANDS if one.startswith("chat"))
-    words = [server if word.startswith("http") else word for word in shlex.split(command)]
-    result = CliRunner().invoke(app, words, input="/tokens 3\nOnce\n/quit\n")
-    assert result.exit_code == 0, result.output
-    assert "tokens/s" in result.output
+@pytest.mark.parametrize("command", [one for one in COMMANDS if one.startswith("chat")])
+def test_chat_runs_as_written(server: str, tmp_path: Path, command: str) -> None:
+    words = [word for word in shlex.split(command) if not word.startswith(("--url", "http"))]
+    environment = {"XDG_STATE_HOME": str(tmp_path)}
+    for _ in range(2):
+        result = CliRunner().invoke(
+            app, [*words, "--url", server], "/tokens 3\nOnce\n/history\n", env=environment
+        )
+        assert result.exit_code == 0, result.output
+        assert "tokens/s" in result.output
+    num_turns = 2 if "--session" in words else 1
+    assert f"\n{num_turns:>3}  " in result.output
+    assert f"\n{num_turns + 1:>3}  " not in result.output
 
 
 def test_every_command_of_the_chat_is_on_the_page() -> None:
