@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
-from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import orjson
@@ -22,6 +21,7 @@ from server.constraints.grammar import costs_of, marker_of
 from server.constraints.matcher import FreeText, GrammarMatcher
 from server.constraints.vocabulary import Vocabulary
 from server.errors import InvalidRequest, QueueFull, invalid
+from server.workers.turns import TooManyWait, Turns
 
 PARAM = "response_format"
 
@@ -144,58 +144,3 @@ class FormatCompiler:
         if marker not in self._free_texts:
             self._free_texts[marker] = FreeText(self._vocabulary, marker)
         return self._free_texts[marker]
-
-
-class TooManyWait(Exception):
-    """The owner has as many requests here as it may have."""
-
-
-class Turns:
-    """Belongs to the event loop. An owner may have ``max_requests``, that in its turn included."""
-
-    def __init__(self, max_requests: int) -> None:
-        self._max_requests = max_requests
-        self._num_of: Counter[str] = Counter()
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        self._is_taken = False
-
-    @asynccontextmanager
-    async def turn(self, owner: str) -> AsyncIterator[None]:
-        """Begins when it is the owner's turn. Raises `TooManyWait`."""
-        if self._num_of[owner] >= self._max_requests:
-            raise TooManyWait
-        self._num_of[owner] += 1
-        try:
-            if self._is_taken:
-                await self._wait(owner)
-            self._is_taken = True
-            try:
-                yield
-            finally:
-                self._begin_next()
-        finally:
-            self._num_of[owner] -= 1
-            if not self._num_of[owner]:
-                del self._num_of[owner]
-
-    async def _wait(self, owner: str) -> None:
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(owner, deque()).append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():  # it was this one's turn already
-                self._begin_next()
-            raise
-
-    def _begin_next(self) -> None:
-        """To the next owner, who is the last one then, if any waits."""
-        while self._waiting:
-            owner, queue = self._waiting.popitem(last=False)
-            turn = queue.popleft()
-            if queue:
-                self._waiting[owner] = queue
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._is_taken = False
