@@ -69,14 +69,12 @@ class FormatCompiler:
 
         Raises `InvalidRequest` where it is refused, `QueueFull` where too many of the owner's wait.
         """
-        wanted: dict[str, Any] = {"type": "text"}
-        if format is not None:
-            wanted = format.model_dump(by_alias=True)
+        if format is None:
+            return None
+        # In a thread: the functions of tools may have a megabyte of schemas.
+        wanted, key = await asyncio.to_thread(_keyed, format)
         if wanted["type"] == "text":
             return None
-        if wanted["type"] == "json_schema":
-            wanted["json_schema"] = {"schema": wanted["json_schema"]["schema"]}
-        key = hashlib.sha256(orjson.dumps(wanted)).digest()
         verdict = self._verdicts.get(key) or await self._tried(key, wanted, owner)
         if key in self._verdicts:
             self._verdicts.move_to_end(key)
@@ -144,3 +142,11 @@ class FormatCompiler:
         if marker not in self._free_texts:
             self._free_texts[marker] = FreeText(self._vocabulary, marker)
         return self._free_texts[marker]
+
+
+def _keyed(format: Format) -> tuple[dict[str, Any], bytes]:
+    """What decides the grammar of ``format``, and a digest of it."""
+    wanted = format.model_dump(by_alias=True)
+    if wanted["type"] == "json_schema":
+        wanted["json_schema"] = {"schema": wanted["json_schema"]["schema"]}
+    return wanted, hashlib.sha256(orjson.dumps(wanted)).digest()
