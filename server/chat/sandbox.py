@@ -35,8 +35,8 @@ MAX_MEMORY_BYTES = 1 << 30
 
 MAX_ERROR_CHARS = 1000
 
-#: A template may write what it is given so many times, and so much of its own: each message has
-#: some words around it, and tools may be indented.
+#: A template may write what it is given, as JSON, so many times, and so much of its own: words
+#: around each message, and the indents of tools.
 MAX_TIMES, MAX_OWN_CHARS = 2, 1 << 18
 #: Seconds of processor time: messages that took longer are not rendered again with others.
 MAX_AGAIN_S = 0.5
@@ -125,7 +125,8 @@ def answer(
     each ``shared`` has how many characters its text begins with in common with ``text``, and those
     that come next in it; nothing for one that the template does not allow.
     """
-    max_chars = min(max_chars, MAX_OWN_CHARS + MAX_TIMES * _num_chars([source, variables]))
+    num_given = len(json.dumps([source, variables], ensure_ascii=False))
+    max_chars = min(max_chars, MAX_OWN_CHARS + MAX_TIMES * num_given)
     begun_s = time.process_time()
     try:
         text = render(source, variables, max_chars, now_s)
@@ -140,15 +141,6 @@ def answer(
             place = _num_common(text, longer)
             shared.append((place, longer[place : place + AHEAD_CHARS]))
     return {"text": text, "shared": shared}
-
-
-def _num_chars(value: object) -> int:
-    """Characters in all texts of ``value``, and one for each other value."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(len(key) + _num_chars(item) for key, item in value.items())
-    return sum(map(_num_chars, value)) if isinstance(value, list) else 1
 
 
 def _num_common(one: str, other: str) -> int:

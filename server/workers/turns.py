@@ -1,4 +1,4 @@
-"""Who uses a worker next: owners in turn, so that one who asks for much delays others by one turn."""
+"""Who uses a worker next: owners take turns, so that one with many requests delays others less."""
 
 from __future__ import annotations
 

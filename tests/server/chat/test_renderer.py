@@ -98,6 +98,37 @@ async def test_output_and_memory_are_bounded(renderer: Renderer) -> None:
     assert "Range too big" in await said(renderer, "{{ range(10**9) }}")
 
 
+async def test_template_writes_twice_what_it_is_given_and_some_of_its_own() -> None:
+    renderer = Renderer(timeout_s=120)
+    try:
+        own = await text_of(renderer, "{{ 'a' * 260000 }}{{ x }}{{ x }}", x="b" * 500_000)
+        assert len(own) == 1_260_000
+        refused = await said(renderer, "{{ 'a' * 300000 }}")
+        assert refused.startswith("it writes more than 262")
+    finally:
+        await renderer.close()
+
+
+async def test_more_messages_are_compared_with_the_first_ones(renderer: Renderer) -> None:
+    source = (
+        "{% for message in messages %}{% if message == 'no' %}{{ raise_exception('no') }}"
+        "{% endif %}{{ message }},{% endfor %}{{ 'now' if opens else '' }}"
+    )
+    others = [{"following": ["c"], "opens": False}, {"following": ["no"]}, {"following": []}]
+    found = await renderer.render(source, {"messages": ["a", "b"], "opens": True}, others)
+    assert found.text == "a,b,now"
+    assert found.shared == [(4, "c,"), (7, "")]
+
+
+async def test_slow_template_delays_no_other_one(renderer: Renderer) -> None:
+    slow = asyncio.create_task(renderer.render(ENDLESS, {}, owner="slow"))
+    found = [await text_of(renderer, "{{ x }}", x=index) for index in range(3)]
+    assert found == ["0", "1", "2"]
+    assert not slow.done()
+    slow.cancel()
+    await asyncio.gather(slow, return_exceptions=True)
+
+
 async def test_renderings_at_once_do_not_mix(renderer: Renderer) -> None:
     found = await asyncio.gather(*(text_of(renderer, "{{ x }}", x=i) for i in range(20)))
     assert found == [str(i) for i in range(20)]

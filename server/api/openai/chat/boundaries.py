@@ -27,7 +27,7 @@ _NUM_SYNCED = 8
 
 def continuations(
     messages: Sequence[Mapping[str, Any]], with_tools: bool
-) -> list[Mapping[str, Any]]:
+) -> Sequence[Mapping[str, Any]]:
     """What to render with ``messages`` for texts that begin like prompts which continue them.
 
     One with an answer and a question; with tools also one that ends behind the messages, since
