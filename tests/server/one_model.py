@@ -28,11 +28,11 @@ def only(
     model: ModelInfo = MODEL,
     chat_template: ChatTemplate | None = None,
     constraints: FormatCompiler | None = None,
+    tokenizer: ByteTokenizer | None = None,
 ) -> Models:
     """One model around a fake engine."""
-    tokenizer = cast(Tokenizer, ByteTokenizer())
     service = make_service(
-        *(async_engine, tokenizer, model, config, SIGNING),
+        *(async_engine, cast(Tokenizer, tokenizer or ByteTokenizer()), model, config, SIGNING),
         chat_template=chat_template,
         constraints=constraints,
     )
