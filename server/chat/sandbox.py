@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, BinaryIO
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
@@ -118,13 +118,16 @@ def answer(
     others: list[dict[str, Any]],
     max_chars: int,
     now_s: float,
+    begin: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
     """``text``, or ``error`` that says what went wrong.
 
     ``others`` are more messages, ``following``, and what ``variables`` to change for these. For
     each ``shared`` has how many characters its text begins with in common with ``text``, and those
-    that come next in it; nothing for one that the template does not allow.
+    that come next in it; nothing for one that the template does not allow. Each begins with
+    ``begin``, so that each has the whole deadline.
     """
+    begin()
     num_given = len(json.dumps([source, variables], ensure_ascii=False))
     max_chars = min(max_chars, MAX_OWN_CHARS + MAX_TIMES * num_given)
     begun_s = time.process_time()
@@ -136,6 +139,7 @@ def answer(
     for other in others if time.process_time() - begun_s < MAX_AGAIN_S else ():
         following = other.pop("following")
         more = {**variables, **other, "messages": [*variables["messages"], *following]}
+        begin()
         with contextlib.suppress(Exception):
             longer = render(source, more, max_chars, now_s)
             place = _num_common(text, longer)
@@ -168,8 +172,7 @@ def _message(error: Exception) -> str:
 def serve(requests: BinaryIO, answers: BinaryIO, deadline: Callable[[float], object]) -> None:
     """Answers until the requests end. ``deadline`` gets the seconds of each, and 0 after it."""
     while (request := read_frame(requests)) is not None:
-        deadline(request.pop("timeout_s"))
-        found = answer(**request)
+        found = answer(begin=partial(deadline, request.pop("timeout_s")), **request)
         deadline(0)
         write_frame(answers, found)
 
