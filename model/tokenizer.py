@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from model.files import read_file, read_text
 from model.tokenization import library, world
@@ -28,6 +28,7 @@ from model.tokenization.base import (
 )
 from model.tokenization.ends import Ends, read_ends
 from model.tokenization.library import LibraryCodec
+from model.tokenization.names import Names
 from model.tokenization.world_json import world_tokens
 
 __all__ = [
@@ -42,6 +43,8 @@ SPECIAL_TOKENS = (END_OF_TEXT,)
 
 #: Names of a tokenizer's file in a checkpoint; the first that is there counts.
 FILES = (library.FILE, world.FILE, spm.FILE)
+
+_SPACES = re.compile(r"\s*")
 
 
 class Tokenizer:
@@ -67,8 +70,10 @@ class Tokenizer:
         self.puts_space_in_front: bool = codec.puts_space_in_front
         self._codec, self._bytes = codec, codec.token_bytes
         self.silent_ids = frozenset(id for id, data in enumerate(self._bytes) if not data)
-        others = (AddedToken(name, special=True) for name in codec.aliases)
-        self._names = _pattern([*codec.special.values(), *others])
+        self._names = Names(self.special_ids)
+        #: Names that take spaces along: those before them, those behind them.
+        self._takes_before = {t.content for t in codec.special.values() if t.lstrip}
+        self._takes_behind = {t.content for t in codec.special.values() if t.rstrip}
         # Silent ids have names of their own in that tree.
         num_nodes = sum(map(len, self._bytes)) + 4 * len(self.silent_ids)
         if max(map(len, self._bytes)) > MAX_TOKEN_BYTES or num_nodes > MAX_NODES:
@@ -162,11 +167,20 @@ class Tokenizer:
     def pieces(self, text: str) -> Iterator[str | int]:
         """``text`` in its order: the ids of the special tokens named in it, and what is between."""
         start = 0
-        for match in self._names.finditer(text):
-            if match.start() > start:
-                yield text[start : match.start()]
-            yield self.special_ids[match[str(match.lastgroup)]]
-            start = match.end()
+        for place, name in self._names.places(text):
+            if place < start:
+                continue  # within the name before
+            before = text[start:place]
+            if name in self._takes_before:
+                before = before.rstrip()
+            if before:
+                yield before
+            yield self.special_ids[name]
+            start = place + len(name)
+            if name in self._takes_behind:
+                spaces = _SPACES.match(text, start)
+                assert spaces is not None, "any text begins with no spaces at least"
+                start = spaces.end()
         if start < len(text):
             yield text[start:]
 
@@ -219,14 +233,3 @@ def _paragraphs(files: Sequence[Path]) -> Iterator[str]:
     for file in files:
         with file.open(encoding="utf-8") as lines:
             yield from (line for line in lines if line.strip() != END_OF_TEXT)
-
-
-def _pattern(special: Iterable[AddedToken]) -> re.Pattern[str]:
-    """Finds special tokens' names, the longest first; some take adjacent spaces along."""
-    names = sorted(special, key=lambda token: len(token.content), reverse=True)
-    sides = {True: r"\s*", False: ""}
-    alternatives = (
-        f"{sides[token.lstrip]}(?P<n{index}>{re.escape(token.content)}){sides[token.rstrip]}"
-        for index, token in enumerate(names)
-    )
-    return re.compile("|".join(alternatives))

@@ -18,9 +18,10 @@ import json
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, BinaryIO
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
@@ -33,6 +34,14 @@ from server.workers.frames import read_frame, write_frame
 MAX_MEMORY_BYTES = 1 << 30
 
 MAX_ERROR_CHARS = 1000
+
+#: A template may write what it is given, as JSON, so many times, and so much of its own: words
+#: around each message, and the indents of tools.
+MAX_TIMES, MAX_OWN_CHARS = 2, 1 << 18
+#: Seconds of processor time: messages that took longer are not rendered again with others.
+MAX_AGAIN_S = 0.5
+#: Characters behind the place where two texts part, which may decide how those before it are cut.
+AHEAD_CHARS = 64
 
 
 class RaisedByTemplate(Exception):
@@ -103,12 +112,51 @@ def _raise_exception(message: object) -> None:
     raise RaisedByTemplate(str(message))
 
 
-def answer(request: dict[str, Any]) -> dict[str, str]:
-    """``text``, or ``error`` that says what went wrong."""
+def answer(
+    source: str,
+    variables: dict[str, Any],
+    others: list[dict[str, Any]],
+    max_chars: int,
+    now_s: float,
+    begin: Callable[[], object] = lambda: None,
+) -> dict[str, Any]:
+    """``text``, or ``error`` that says what went wrong.
+
+    ``others`` are more messages, ``following``, and what ``variables`` to change for these. For
+    each ``shared`` has how many characters its text begins with in common with ``text``, and those
+    that come next in it; nothing for one that the template does not allow. Each begins with
+    ``begin``, so that each has the whole deadline.
+    """
+    begin()
+    num_given = len(json.dumps([source, variables], ensure_ascii=False))
+    max_chars = min(max_chars, MAX_OWN_CHARS + MAX_TIMES * num_given)
+    begun_s = time.process_time()
     try:
-        return {"text": render(**request)}
+        text = render(source, variables, max_chars, now_s)
     except Exception as error:  # a template may do anything that Python can get wrong
         return {"error": _message(error)[:MAX_ERROR_CHARS]}
+    shared: list[tuple[int, str]] = []
+    for other in others if time.process_time() - begun_s < MAX_AGAIN_S else ():
+        following = other.pop("following")
+        more = {**variables, **other, "messages": [*variables["messages"], *following]}
+        begin()
+        with contextlib.suppress(Exception):
+            longer = render(source, more, max_chars, now_s)
+            place = _num_common(text, longer)
+            shared.append((place, longer[place : place + AHEAD_CHARS]))
+    return {"text": text, "shared": shared}
+
+
+def _num_common(one: str, other: str) -> int:
+    """How many characters two texts begin with in common."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _message(error: Exception) -> str:
@@ -124,8 +172,7 @@ def _message(error: Exception) -> str:
 def serve(requests: BinaryIO, answers: BinaryIO, deadline: Callable[[float], object]) -> None:
     """Answers until the requests end. ``deadline`` gets the seconds of each, and 0 after it."""
     while (request := read_frame(requests)) is not None:
-        deadline(request.pop("timeout_s"))
-        found = answer(request)
+        found = answer(begin=partial(deadline, request.pop("timeout_s")), **request)
         deadline(0)
         write_frame(answers, found)
 

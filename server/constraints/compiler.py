@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
-from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import orjson
@@ -22,6 +21,7 @@ from server.constraints.grammar import costs_of, marker_of
 from server.constraints.matcher import FreeText, GrammarMatcher
 from server.constraints.vocabulary import Vocabulary
 from server.errors import InvalidRequest, QueueFull, invalid
+from server.workers.turns import TooManyWait, Turns
 
 PARAM = "response_format"
 
@@ -69,14 +69,12 @@ class FormatCompiler:
 
         Raises `InvalidRequest` where it is refused, `QueueFull` where too many of the owner's wait.
         """
-        wanted: dict[str, Any] = {"type": "text"}
-        if format is not None:
-            wanted = format.model_dump(by_alias=True)
+        if format is None:
+            return None
+        # In a thread: the functions of tools may have a megabyte of schemas.
+        wanted, key = await asyncio.to_thread(_keyed, format)
         if wanted["type"] == "text":
             return None
-        if wanted["type"] == "json_schema":
-            wanted["json_schema"] = {"schema": wanted["json_schema"]["schema"]}
-        key = hashlib.sha256(orjson.dumps(wanted)).digest()
         verdict = self._verdicts.get(key) or await self._tried(key, wanted, owner)
         if key in self._verdicts:
             self._verdicts.move_to_end(key)
@@ -146,56 +144,9 @@ class FormatCompiler:
         return self._free_texts[marker]
 
 
-class TooManyWait(Exception):
-    """The owner has as many requests here as it may have."""
-
-
-class Turns:
-    """Belongs to the event loop. An owner may have ``max_requests``, that in its turn included."""
-
-    def __init__(self, max_requests: int) -> None:
-        self._max_requests = max_requests
-        self._num_of: Counter[str] = Counter()
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        self._is_taken = False
-
-    @asynccontextmanager
-    async def turn(self, owner: str) -> AsyncIterator[None]:
-        """Begins when it is the owner's turn. Raises `TooManyWait`."""
-        if self._num_of[owner] >= self._max_requests:
-            raise TooManyWait
-        self._num_of[owner] += 1
-        try:
-            if self._is_taken:
-                await self._wait(owner)
-            self._is_taken = True
-            try:
-                yield
-            finally:
-                self._begin_next()
-        finally:
-            self._num_of[owner] -= 1
-            if not self._num_of[owner]:
-                del self._num_of[owner]
-
-    async def _wait(self, owner: str) -> None:
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(owner, deque()).append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():  # it was this one's turn already
-                self._begin_next()
-            raise
-
-    def _begin_next(self) -> None:
-        """To the next owner, who is the last one then, if any waits."""
-        while self._waiting:
-            owner, queue = self._waiting.popitem(last=False)
-            turn = queue.popleft()
-            if queue:
-                self._waiting[owner] = queue
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._is_taken = False
+def _keyed(format: Format) -> tuple[dict[str, Any], bytes]:
+    """What decides the grammar of ``format``, and a digest of it."""
+    wanted = format.model_dump(by_alias=True)
+    if wanted["type"] == "json_schema":
+        wanted["json_schema"] = {"schema": wanted["json_schema"]["schema"]}
+    return wanted, hashlib.sha256(orjson.dumps(wanted)).digest()

@@ -10,8 +10,11 @@ LENGTH = struct.Struct("<I")
 
 
 def frame(value: object) -> bytes:
-    """``value`` as the other side reads it: ASCII, as a text may hold surrogates."""
-    body = json.dumps(value).encode()
+    """``value`` as the other side reads it. A text may hold surrogates.
+
+    Not in ASCII, whose escapes the event loop would spend most of its time on.
+    """
+    body = json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass")
     return LENGTH.pack(len(body)) + body
 
 

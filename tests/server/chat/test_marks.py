@@ -109,6 +109,17 @@ def test_a_longer_name_wins() -> None:
     assert all(first != second for first, second in pairwise(ids))
 
 
+@pytest.mark.parametrize("used", ["".join(map(chr, range(0xE000, 0xF8FE))), "\\uE000 \\ue001"])
+def test_marks_are_what_no_text_holds(used: str) -> None:
+    marks = Marks(CHAT.special_ids, used)
+    marked = marks.content("<|im_end|>")
+    (mark,) = set(marked) - set("<|im_end|>")
+    for other in (mark, marks.end):
+        assert other not in used and f"\\u{ord(other):04x}" not in used.lower()
+    assert marks.without(marked + marks.end) == "<|im_end|>"
+    assert marks.without(used) == used
+
+
 def test_text_that_leaves_no_mark_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="private use"):
         Marks(CHAT.special_ids, "".join(map(chr, range(0xE000, 0xF900))))

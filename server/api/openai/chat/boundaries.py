@@ -7,12 +7,11 @@ are rendered once more, followed by an answer and a question, and compared.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from model.tokenizer import Tokenizer
 from server.chat.marks import Marks
-from server.errors import InvalidRequest
 
 #: The prefix cache keeps no shorter beginnings; places that are nearer to each other are as one.
 MIN_TOKENS = 32
@@ -22,43 +21,37 @@ _ANSWER, _QUESTION = ({"role": role, "content": _SAID} for role in ("assistant",
 
 #: Characters before the place where two texts part: tokens of the rest are those of the whole.
 _TAIL_CHARS = 2048
-#: Characters behind it, which may decide how those before it are cut.
-_AHEAD_CHARS = 64
 #: Tokens that must be the same before two ways to cut a text are taken for one.
 _NUM_SYNCED = 8
 
-#: Renders messages, with the words that open an answer or without.
-Render = Callable[[Sequence[Mapping[str, Any]], bool], Awaitable[str]]
 
-
-async def shared_texts(
-    render: Render, messages: Sequence[Mapping[str, Any]], with_tools: bool
-) -> list[str]:
-    """Texts that begin like prompts which continue ``messages``.
+def continuations(
+    messages: Sequence[Mapping[str, Any]], with_tools: bool
+) -> Sequence[Mapping[str, Any]]:
+    """What to render with ``messages`` for texts that begin like prompts which continue them.
 
     One with an answer and a question; with tools also one that ends behind the messages, since
     calls and their results follow without a question, after which past thinking may be left out.
     """
     following = [_QUESTION] if messages[-1]["role"] == "assistant" else [_ANSWER, _QUESTION]
-    asked = [([*messages, *following], True), *([(messages, False)] if with_tools else [])]
-    texts: list[str] = []
-    for more, opens_answer in asked:
-        try:
-            texts.append(await render(more, opens_answer))
-        except InvalidRequest:
-            continue  # a template that does not allow such a turn
-    return texts
+    found = [{"following": following, "add_generation_prompt": True}]
+    return found + [{"following": [], "add_generation_prompt": False}] * with_tools
 
 
 def places(
-    ids: Sequence[int], text: str, others: Sequence[str], marks: Marks, tokenizer: Tokenizer
+    ids: Sequence[int],
+    text: str,
+    shared: Sequence[tuple[int, str]],
+    marks: Marks,
+    tokenizer: Tokenizer,
 ) -> tuple[int, ...]:
-    """After how many of ``ids``, the tokens of ``text``, one of ``others`` ceases to be the same.
+    """After how many of ``ids``, the tokens of ``text``, another text ceases to be the same.
 
+    ``shared`` has for each other text how many characters are the same, and its next ones.
     Ascending. Places that are not worth keeping are left out: too early, or shortly behind
     another one. So are those of which it is not certain how the texts are cut there.
     """
-    found = {_agreed(ids, text, other, marks, tokenizer) for other in others}
+    found = {_agreed(ids, text, *each, marks, tokenizer) for each in shared}
     kept: list[int] = []
     for place in sorted(found):
         if place >= (kept[-1] if kept else 0) + MIN_TOKENS:
@@ -66,15 +59,17 @@ def places(
     return tuple(kept)
 
 
-def _agreed(ids: Sequence[int], text: str, other: str, marks: Marks, tokenizer: Tokenizer) -> int:
+def _agreed(
+    ids: Sequence[int], text: str, num_same: int, ahead: str, marks: Marks, tokenizer: Tokenizer
+) -> int:
     """Encodes the ends of the texts alone; 0 where their tokens are not those of the whole.
 
     White space where they part may be cut with what follows it, and so is not counted.
     """
-    common = len(text[: _common_chars(text, other)].rstrip())
+    common = len(text[:num_same].rstrip())
     start = max(0, common - _TAIL_CHARS)
     tail = marks.ids(text[start:], tokenizer)
-    compared = (other[start:common], other[start : common + _AHEAD_CHARS])
+    compared = (text[start:common], text[start:num_same] + ahead)
     same = min(_num_equal(tail, marks.ids(part, tokenizer)) for part in compared)
     place, synced = len(ids) - len(tail) + same, min(same, _NUM_SYNCED)
     if place <= 0 or ids[place - synced :] != tail[same - synced :]:
@@ -85,15 +80,3 @@ def _agreed(ids: Sequence[int], text: str, other: str, marks: Marks, tokenizer: 
 def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
     pairs = enumerate(zip(one, other, strict=False))
     return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
-def _common_chars(one: str, other: str) -> int:
-    """How many characters two texts begin with in common."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

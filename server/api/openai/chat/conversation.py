@@ -9,7 +9,7 @@ from typing import Any
 
 from model.chat.call_forms import LISTED
 from model.chat.python_calls import written
-from server.api.openai.chat.boundaries import MIN_TOKENS, places, shared_texts
+from server.api.openai.chat.boundaries import continuations, places
 from server.api.openai.chat.messages import (
     MAX_DEPTH,
     AssistantMessage,
@@ -21,7 +21,8 @@ from server.api.openai.chat.messages import (
     text_of,
     tool_object,
 )
-from server.chat.marks import Marks
+from server.chat.marks import Marks, parted
+from server.chat.renderer import Rendered
 from server.engine.token_ids import TokenArray
 from server.errors import InvalidRequest, invalid
 from server.models.service import Service
@@ -64,68 +65,99 @@ async def prompt_of(
     again with more: the ids are remembered, and the prompt knows its ``cache_at``. Raises
     `InvalidRequest` with what the template says.
     """
-    template, names = service.chat_template, service.tokenizer.special_ids
-    source = template.of(bool(tools))
+    source = service.chat_template.of(bool(tools))
     if add_generation_prompt is None:
         add_generation_prompt = not continue_final_message
-    given = dict(template_kwargs or {})
-    if not is_plain_json(given):
+    if continue_final_message and (add_generation_prompt or not text_of(messages[-1].content)):
+        raise invalid(
+            "continue_final_message",
+            "needs a last message with content, and add_generation_prompt to be false",
+        )
+    given = await asyncio.to_thread(
+        _template_input, service, source, messages, tools or (), template_kwargs or {}
+    )
+    marks, said = given.marks, [*given.messages]
+    if continue_final_message:
+        said[-1] = _with_end(said[-1], marks.end)
+    variables = {
+        **given.variables,
+        "messages": said,
+        "add_generation_prompt": add_generation_prompt,
+    }
+    others = continuations(said, bool(tools)) if owner is not None else ()
+    try:
+        rendered = await _rendered(service, source, variables, others, owner or "")
+    except InvalidRequest as error:
+        raise InvalidRequest(marks.without(error.message), error.param) from None
+    if continue_final_message:
+        rendered = _left_open(rendered, given.messages[-1]["content"], marks.end)
+    text = rendered.text
+    tokenizer = service.tokenizer if owner is None else service.tokenizers.of(owner)
+
+    def encoded() -> tuple[TokenArray, tuple[int, ...]]:
+        ids = TokenArray(marks.ids(text, tokenizer))
+        return ids, places(ids, text, rendered.shared, marks, tokenizer)
+
+    ids, cache_at = await asyncio.to_thread(encoded)
+    return Prompt(ids, text[-END_CHARS:], cache_at)
+
+
+@dataclass(frozen=True, slots=True)
+class _TemplateInput:
+    """What a template gets of a request, marked: ``messages``, and other ``variables``."""
+
+    marks: Marks
+    messages: list[Mapping[str, Any]]
+    variables: dict[str, Any]
+
+
+def _template_input(
+    service: Service,
+    source: str,
+    messages: Sequence[ChatMessage],
+    tools: Sequence[FunctionTool],
+    given: Mapping[str, Any],
+) -> _TemplateInput:
+    """For a thread: it goes through every text and value that the client gave."""
+    template = service.chat_template
+    if not is_plain_json(dict(given)):
         raise invalid(
             "chat_template_kwargs", f"must have {MAX_DEPTH} levels and 64-bit numbers at most"
         )
     for name in given:
         if name in RESERVED:
             raise invalid("chat_template_kwargs", f"{name!r} is the server's")
-    if continue_final_message and (add_generation_prompt or not text_of(messages[-1].content)):
-        raise invalid(
-            "continue_final_message",
-            "needs a last message with content, and add_generation_prompt to be false",
-        )
     plain = [_plain(message, "developer" in source) for message in messages]
-    described = [tool_object(tool) for tool in tools or ()]
-    marks = Marks(names, source, plain, described, given)
-    rendered: list[Mapping[str, Any]] = [_marked(message, marks) for message in plain]
+    described = [tool_object(tool) for tool in tools]
+    marks = Marks(service.tokenizer.special_ids, source, plain, described, given)
+    said: list[Mapping[str, Any]] = [_marked_message(message, marks) for message in plain]
     if "tool_calls" not in source and template.calls == LISTED:
-        rendered = [_with_calls(message) for message in rendered]
+        said = [_with_calls(message) for message in said]
     variables = {
         **template.special_tokens,
         **{name: marks.all_of(value) for name, value in given.items()},
         "tools": marks.all_of(described) if described else None,
     }
-
-    async def render(messages: Sequence[Mapping[str, Any]], opens_answer: bool) -> str:
-        more = {"add_generation_prompt": opens_answer}
-        return await _rendered(service, source, messages, variables | more)
-
-    try:
-        text = await render(rendered, add_generation_prompt)
-    except InvalidRequest as error:
-        raise InvalidRequest(marks.without(error.message), error.param) from None
-    if continue_final_message:
-        text = _left_open(text, rendered[-1]["content"])
-    tokenizer = service.tokenizer if owner is None else service.tokenizers.of(owner)
-    ids = await asyncio.to_thread(lambda: TokenArray(marks.ids(text, tokenizer)))
-    cache_at: tuple[int, ...] = ()
-    if owner is not None and len(ids) > MIN_TOKENS:
-        others = await shared_texts(render, rendered, bool(tools))
-        cache_at = await asyncio.to_thread(places, ids, text, others, marks, tokenizer)
-    return Prompt(ids, text[-END_CHARS:], cache_at)
+    return _TemplateInput(marks, said, variables)
 
 
 async def _rendered(
     service: Service,
     source: str,
-    messages: Sequence[Mapping[str, Any]],
     variables: Mapping[str, Any],
-) -> str:
-    """What ``source`` makes of ``messages``; arguments that are text may be too much for it."""
+    others: Sequence[Mapping[str, object]],
+    owner: str,
+) -> Rendered:
+    """What ``source`` makes of ``variables``; arguments that are text may be too much for it."""
     try:
-        return await service.renderer.render(source, {**variables, "messages": messages})
+        return await service.renderer.render(source, variables, others, owner)
     except InvalidRequest:
+        messages = variables["messages"]
         objects = [_with_objects(message) for message in messages]
         if objects == messages:
             raise
-        return await service.renderer.render(source, {**variables, "messages": objects})
+        variables = {**variables, "messages": objects}
+        return await service.renderer.render(source, variables, others, owner)
 
 
 def _plain(message: ChatMessage, knows_developer: bool) -> dict[str, Any]:
@@ -155,7 +187,7 @@ def _plain(message: ChatMessage, knows_developer: bool) -> dict[str, Any]:
     return found
 
 
-def _marked(message: Mapping[str, Any], marks: Marks) -> dict[str, Any]:
+def _marked_message(message: Mapping[str, Any], marks: Marks) -> dict[str, Any]:
     return {
         name: marks.content(value) if name == "content" else marks.all_of(value)
         for name, value in message.items()
@@ -180,13 +212,25 @@ def _with_objects(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**message, "tool_calls": calls} if calls else message
 
 
-def _left_open(text: str, content: str) -> str:
-    """``text`` up to the end of the last message's ``content``."""
-    core = content.strip()
-    place = text.rfind(core)
-    if not core or place < 0:
+def _with_end(message: Mapping[str, Any], end: str) -> Mapping[str, Any]:
+    """``message`` with ``end`` behind the last word of its content."""
+    before, core, after = parted(message["content"])
+    return {**message, "content": before + core + end + after}
+
+
+def _left_open(rendered: Rendered, content: str, end: str) -> Rendered:
+    """``rendered`` up to ``end``, which was put behind the last message's ``content``."""
+    _, core, after = parted(content)
+    head, found, tail = rendered.text.rpartition(end)
+    if not found or not core or not head.endswith(core):
         raise invalid("continue_final_message", "the chat template does not write it as it is")
     # Spaces at its end are the client's, where the template has left them.
-    end = place + len(core)
-    tail = content[content.rindex(core) + len(core) :]
-    return text[: end + len(tail)] if text.startswith(tail, end) else text[:end]
+    num_left = len(after) if tail.startswith(after) else 0
+    shared: list[tuple[int, str]] = []
+    for num_same, ahead in rendered.shared:
+        if (behind := num_same - len(head) - len(end)) < 0:
+            shared.append((num_same, ahead))
+        else:
+            same = min(behind, num_left)
+            shared.append((len(head) + same, (tail[:behind] + ahead)[same:]))
+    return Rendered(head + tail[:num_left], shared)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Sequence
@@ -49,7 +50,8 @@ async def chat(request: Request) -> Response:
     if body.session is not None or body.keep:
         request.state.caller.require("sessions")
     _check(body)
-    tools = _tools(service, body)
+    # Each schema is looked at: of large ones in a thread.
+    tools = await asyncio.to_thread(_tools, service, body) if body.tools else _tools(service, body)
     engine_request = await _engine_request(service, request.state.owner, body, tools)
     num_bytes = 0 if body.stream else _num_bytes(body, engine_request)
     param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"

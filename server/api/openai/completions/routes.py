@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
@@ -70,7 +71,9 @@ async def complete(request: Request) -> Response:
         requests.append(each)
         if len(prompts) > 1:
             await asyncio.sleep(0)  # others have their turn between the prompts
-    shown = _shown(service, body, prompts, num_top)
+    # A thread decodes what is repeated.
+    shown_of = partial(_shown, service, body, prompts, num_top)
+    shown = await asyncio.to_thread(shown_of) if body.echo else shown_of()
     of_prompts, of_texts = _num_bytes(requests, shown)
     num_bytes = of_prompts if body.stream else of_prompts + of_texts
     param = "max_tokens" if of_texts > of_prompts else _of_prompt(body)

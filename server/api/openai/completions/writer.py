@@ -140,8 +140,11 @@ class CompletionWriter(AnswerWriter[TextChoice]):
         place = {"session": last.session, "position": last.position}
         return self._chunk(written, sse_id, **place, **_handle(last))
 
-    def _started(self, choice: TextChoice, event: Started) -> bytes:
-        """The prompt's text; for a kept session a chunk that names it, with text or without."""
+    def _started(self, choice: TextChoice, event: Started) -> bytes | Iterator[bytes]:
+        """The prompt's text; for a kept session a chunk that names it, with text or without.
+
+        In parts where it repeats the prompt for each of its choices.
+        """
         request, choice.begin = choice.request, event.position
         if event.request_id != request.request_id:
             return b""  # a copy, after the prompt
@@ -155,7 +158,7 @@ class CompletionWriter(AnswerWriter[TextChoice]):
             ids = {"prompt_token_ids": [*choice.prompt_ids], "token_ids": []}
         if not is_kept and not echo and not ids:
             return b""
-        return b"".join(
+        chunks = (
             self._chunk(
                 choice_json(self._choices[id].index, echo, **ids),
                 session=event.session,
@@ -163,6 +166,7 @@ class CompletionWriter(AnswerWriter[TextChoice]):
             )
             for id in request.ids
         )
+        return chunks if echo or ids else b"".join(chunks)
 
     def _scored(
         self, choice: TextChoice, event: Scored | Finished, position: int

@@ -14,7 +14,7 @@ from server.api.openai.responses.reading import StoredResponse
 from server.api.openai.responses.writer import SILENT, ResponseWriter, sse
 from server.api.streaming import COMMENT, DirectWriter, send_stream, send_whole
 from server.api.watched import ENDS, WatchedAnswer
-from server.engine.types import Event, Failed, Finished, Migrated
+from server.engine.types import Event, Failed, Finished, Migrated, Started
 from server.errors import RequestError
 from server.models.service import Service
 from server.runtime.event_queue import EventQueue
@@ -95,8 +95,12 @@ class ResponseAnswer(WatchedAnswer):
             yield await self._chunk(events)
 
     async def _chunk(self, events: Sequence[Event]) -> bytes:
-        """What is streamed for ``events``; written in a thread where there are many, or an end."""
-        if len(events) < MANY_EVENTS and not isinstance(events[-1], Finished):
+        """What is streamed for ``events``; written in a thread where there are many, or the whole.
+
+        Both the start and the end repeat what was asked for.
+        """
+        is_part = not isinstance(events[0], Started) and not isinstance(events[-1], Finished)
+        if len(events) < MANY_EVENTS and is_part:
             return b"".join(self._encode(events))
         return await self._large.run(lambda: b"".join(self._encode(events)))
 

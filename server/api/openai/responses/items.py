@@ -135,8 +135,9 @@ def _add_call(messages: list[ChatMessage], item: Json) -> None:
     function = CalledFunction(name=item["name"], arguments=item["arguments"])
     call = ToolCall(id=item["call_id"], type="function", function=function)
     last = messages[-1] if messages else None
-    if isinstance(last, AssistantMessage):
-        calls = [*(last.tool_calls or ()), call]
-        messages[-1] = last.model_copy(update={"tool_calls": calls})
-    else:
+    if not isinstance(last, AssistantMessage):
         messages.append(AssistantMessage(role="assistant", tool_calls=[call]))
+    elif last.tool_calls is None:
+        messages[-1] = last.model_copy(update={"tool_calls": [call]})
+    else:
+        last.tool_calls.append(call)  # a list of this message's own, however long it gets

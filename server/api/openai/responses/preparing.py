@@ -13,8 +13,9 @@ from server.api.openai.chat.conversation import Prompt
 from server.api.openai.chat.messages import tool_object
 from server.api.openai.chat.reasoning import reasoning_of, turn_of, with_turn
 from server.api.openai.chat.sampling import sampling_of
+from server.api.openai.chat.tools import ToolUse
 from server.api.openai.responses.items import input_items
-from server.api.openai.responses.note import Note, id_under_key, new_id
+from server.api.openai.responses.note import Json, Note, id_under_key, new_id
 from server.api.openai.responses.reading import ResponseNotFound, StoredResponse, find
 from server.api.openai.responses.references import has_references, referred
 from server.api.openai.responses.request import (
@@ -134,14 +135,15 @@ async def prepare(
     if body.idempotency_key is not None:
         id = response_of_key(service, owner, body.idempotency_key)
     try:
-        use = tools_of(service, body)
+        found = await referred(find_previous, body.input)
+        # Whatever goes through all items or tools is for a thread: there may be many.
+        use, described = await asyncio.to_thread(_tool_use, service, body)
         reasoning = reasoning_of(service, effort_of(body), "reasoning.effort")
-        items = input_items(body.input, id, await referred(find_previous, body.input))
+        items = await asyncio.to_thread(input_items, body.input, id, found)
         if not items:
             raise invalid("input", "has nothing that the model reads")
-        turn_input = TurnInput(
-            items, body.instructions, use.shown, {**reasoning.variables, **use.variables}
-        )
+        variables = {**reasoning.variables, **use.variables}
+        turn_input = TurnInput(items, body.instructions, use.shown, described, variables)
         prompt, source, state = await _prompt(service, owner, turn_input, body, find_previous)
         turn, added = turn_of(service, prompt.end, reasoning, use.format, bool(body.ignore_eos))
         sampling = sampling_of(
@@ -157,14 +159,13 @@ async def prepare(
         raise in_our_words(error, body) from None
     assert request.sampling is not None
     limit, seed = request.sampling.max_tokens, request.sampling.seed
-    fields = echoed_fields(service, body, limit, seed)
-    tools = [tool_object(tool) for tool in turn_input.tools]
+    fields = await asyncio.to_thread(echoed_fields, service, body, limit, seed)
     apart = turn is not None and turn.prompted != ""
     note = Note(
         id,
         fields,
         [*turn_input.items],
-        tools,
+        [*turn_input.described],
         use.calls is not None,
         wants_logprobs(body),
         apart,
@@ -178,6 +179,12 @@ async def prepare(
     if is_stored:
         request = replace(request, key=id, note=note.packed(), unattended=True)
     return PreparedResponse(service, note, request, source, body.idempotency_key is not None)
+
+
+def _tool_use(service: Service, body: ResponsesBody) -> tuple[ToolUse, list[Json]]:
+    """What tools and format come to, and the tools as a template reads them."""
+    use = tools_of(service, body)
+    return use, [tool_object(tool) for tool in use.shown]
 
 
 def response_of_key(service: Service, owner: str, key: str) -> str:
@@ -238,8 +245,8 @@ def _can_continue(turn_input: TurnInput, kept: StoredResponse) -> bool:
         return False
     if end is None or (end.finish_reason == "cancelled" and not end.usage.completion_tokens):
         return False
-    tools = [tool_object(tool) for tool in turn_input.tools]
-    told = (turn_input.instructions, tools, _must_call(kept.service, turn_input.variables))
+    described = [*turn_input.described]
+    told = (turn_input.instructions, described, _must_call(kept.service, turn_input.variables))
     return told == (note.fields["instructions"], note.tools, note.must_call)
 
 

@@ -24,17 +24,23 @@ _NAME = re.compile(r"(?:msg|fc|fco|rs)_([0-9a-f]{48})_(?:in_)?[0-9]+")
 
 def has_references(given: str | Sequence[Given]) -> bool:
     """Whether an input names items that are stored."""
-    return any(isinstance(item, ItemReference) for item in given)
+    return bool(_references(given))
 
 
 async def referred(find: FindTurn, given: str | Sequence[Given]) -> dict[str, Json]:
     """The items that ``given`` refers to, by their names. Raises `InvalidRequest`."""
     found: dict[str, Json] = {}
     read: dict[str, dict[str, Json]] = {}
-    for index, item in enumerate(given):
-        if isinstance(item, ItemReference):
-            found[item.id] = await _item(find, item.id, f"input[{index}].id", read)
+    for index, item in _references(given):
+        found[item.id] = await _item(find, item.id, f"input[{index}].id", read)
     return found
+
+
+def _references(given: str | Sequence[Given]) -> list[tuple[int, ItemReference]]:
+    """Those in an input, with their places; a text has none."""
+    if isinstance(given, str):
+        return []
+    return [(index, item) for index, item in enumerate(given) if isinstance(item, ItemReference)]
 
 
 async def _item(find: FindTurn, id: str, place: str, read: dict[str, dict[str, Json]]) -> Json:

@@ -7,6 +7,7 @@ instructions and tools are the same, what is new is all that has to be read.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,12 +64,13 @@ FindTurn = Callable[[str], Awaitable[ResponseTurn]]
 class TurnInput:
     """What one turn asks: the new items, and what the model reads in addition.
 
-    ``variables`` are for the template.
+    ``described`` are the tools as a template reads them, ``variables`` more for the template.
     """
 
     items: Sequence[Json]
     instructions: str | None
     tools: Sequence[FunctionTool]
+    described: Sequence[Json] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
 
     def messages(self, before: Sequence[Json] = ()) -> list[ChatMessage]:
@@ -94,7 +96,7 @@ async def whole_prompt(
     """Everything, to be read from the beginning."""
     return await prompt_of(
         service,
-        turn_input.messages(before),
+        await asyncio.to_thread(turn_input.messages, before),
         turn_input.tools or None,
         template_kwargs=turn_input.variables,
         owner=owner,
@@ -117,18 +119,28 @@ async def what_follows(service: Service, turn_input: TurnInput, answer: Answer) 
         open_end = await prompt_of(
             service, [*stub, said_it], tools, False, continue_final_message=True
         )
-        messages = [*stub, said_it, *chat_messages(turn_input.items)]
+        new = await asyncio.to_thread(chat_messages, turn_input.items)
+        messages = [*stub, said_it, *new]
         following = await prompt_of(service, messages, tools, template_kwargs=turn_input.variables)
     except InvalidRequest:
         return None  # the true conversation may be one that it accepts
-    said = open_end.ids
+    new_ids = await asyncio.to_thread(_new_ids, service, answer, asked, open_end.ids, following.ids)
+    return None if new_ids is None else Prompt(new_ids, following.end)
+
+
+def _new_ids(
+    service: Service, answer: Answer, asked: list[int], said: list[int], following: list[int]
+) -> list[int] | None:
+    """What of ``following`` the session of ``answer`` has not: see `what_follows`.
+
+    ``asked`` are the ids of a question, ``said`` those with the placeholder for its answer.
+    """
     head, text = _spelled(service, asked), _spelled(service, said)
     space = text[len(head) :].removesuffix(PLACEHOLDER.encode())
     begins_alike = text == head + space + PLACEHOLDER.encode() and not space.strip()
-    if not begins_alike or following.ids[: len(said)] != said:
+    if not begins_alike or following[: len(said)] != said:
         return None
-    new = _behind(service, answer, space, following.ids[len(said) :])
-    return None if new is None else Prompt(new, following.end)
+    return _behind(service, answer, space, following[len(said) :])
 
 
 def _behind(

@@ -17,6 +17,7 @@ from server.api.openai.chat.messages import Messages, Tools
 from server.chat.renderer import Renderer
 from server.errors import InvalidRequest
 from server.models.service import Service
+from server.models.tenant_tokenizers import TenantTokenizers
 from tests.server.chat.test_marks import CHAT
 
 pytestmark = pytest.mark.process
@@ -166,6 +167,41 @@ async def test_last_message_can_be_left_open(renderer: Renderer) -> None:
     assert CHAT.token_bytes(ids[-1])
     with pytest.raises(InvalidRequest, match="continue_final_message"):
         await talker.text(messages, None, True, continue_final_message=True)
+
+
+async def test_message_is_left_open_where_it_stands_not_where_its_words_come_again(
+    renderer: Renderer,
+) -> None:
+    talker = Talker(ChatTemplate(IM), renderer)
+    call = {**CALL, "function": {"name": "look", "arguments": '{"at": "Once"}'}}
+    for content in ("Once", " Once ", "Once a<|im_end|>"):
+        messages = [says("user", "Once"), says("assistant", content, tool_calls=[call])]
+        text = await talker.text(messages, None, False, continue_final_message=True)
+        assert text.endswith(f"<|im_end|>\n<|im_start|>assistant\n{content.strip()}")
+    spaced = Talker(ChatTemplate("{{ messages[0].content }}|"), renderer)
+    text = await spaced.text([says("user", "Once \n")], None, False, continue_final_message=True)
+    assert text == "Once \n"
+    upper = Talker(ChatTemplate("{{ messages[0].content | upper }}"), renderer)
+    with pytest.raises(InvalidRequest, match="does not write it as it is"):
+        await upper.text([says("user", "Once")], None, False, continue_final_message=True)
+
+
+class Remembering(Talker):
+    """A talker with tokenizers of tenants."""
+
+    @property
+    def tokenizers(self) -> TenantTokenizers:
+        return TenantTokenizers(self.tokenizer)
+
+
+async def test_next_prompt_begins_like_one_whose_last_message_was_left_open(
+    renderer: Renderer,
+) -> None:
+    talker = cast("Service", Remembering(ChatTemplate(IM), renderer))
+    answer = "By the sea, where it is. " * 20
+    said = MESSAGES.validate_python([says("user", "Where? " * 20), says("assistant", answer)])
+    prompt = await prompt_of(talker, said, continue_final_message=True, owner="me")
+    assert prompt.cache_at == (len(prompt.ids),)
 
 
 async def test_clients_variables_reach_the_template_but_not_in_the_servers_place(

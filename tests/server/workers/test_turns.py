@@ -1,4 +1,4 @@
-"""One at a time: owners in turn, however often each has asked."""
+"""So many at a time: owners in turn, however often each has asked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from server.constraints.compiler import TooManyWait, Turns
+from server.workers.turns import TooManyWait, Turns
 
 
 async def asked(turns: Turns, owner: str, order: list[str], go: asyncio.Event) -> None:
@@ -29,6 +29,23 @@ async def test_owners_take_turns() -> None:
     go.set()
     await asyncio.gather(*tasks)
     assert "".join(order) == "aabcabaa"
+
+
+async def test_several_have_a_turn_at_the_same_time() -> None:
+    order: list[str] = []
+    go, turns = asyncio.Event(), Turns(8, num_at_once=2)
+    tasks = start(turns, "aaab", order, go)
+    await asyncio.sleep(0)
+    assert order == ["a", "a"]
+    go.set()
+    await asyncio.gather(*tasks)
+    assert sorted(order) == ["a", "a", "a", "b"]
+    go.clear()
+    tasks = start(turns, "aaa", order, go)
+    await asyncio.sleep(0)
+    assert len(order) == 6
+    go.set()
+    await asyncio.gather(*tasks)
 
 
 async def test_one_owner_that_has_too_many_does_not_fill_the_others_place() -> None:
