@@ -129,8 +129,12 @@ async def what_follows(service: Service, turn_input: TurnInput, answer: Answer) 
 
 
 def _new_ids(
-    service: Service, answer: Answer, asked: list[int], said: list[int], following: list[int]
-) -> list[int] | None:
+    service: Service,
+    answer: Answer,
+    asked: Sequence[int],
+    said: Sequence[int],
+    following: Sequence[int],
+) -> Sequence[int] | None:
     """What of ``following`` the session of ``answer`` has not: see `what_follows`.
 
     ``asked`` are the ids of a question, ``said`` those with the placeholder for its answer.
