@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ from server.api.openai.responses.note import Note
 from server.api.openai.responses.schemas import ResponsesBody
 from server.api.openai.responses.writer import ResponseWriter
 from server.api.schemas.parse import parse_body
+from server.chat.renderer import Rendered
 from server.chat.sandbox import answer
 from server.engine.types import Event, Finished, Request, SamplingParams, Started, TokenEvent, Usage
 from server.errors import InvalidRequest
@@ -89,12 +90,18 @@ TOOL: Json = {
 class InProcess:
     """Renders as the sandbox does, without its process."""
 
-    async def render(self, source: str, variables: Mapping[str, object]) -> str:
-        request = {"source": source, "variables": variables, "max_chars": 1 << 20, "now_s": 0.0}
-        found = answer(json.loads(json.dumps(request)))
+    async def render(
+        self,
+        source: str,
+        variables: Mapping[str, object],
+        others: Sequence[Mapping[str, object]],
+        owner: str,
+    ) -> Rendered:
+        given, more = json.loads(json.dumps([variables, others]))
+        found = answer(source, given, more, max_chars=1 << 20, now_s=0.0)
         if "error" in found:
             raise InvalidRequest(found["error"])
-        return found["text"]
+        return Rendered(found["text"], found["shared"])
 
 
 def events_of(text: str, thought: str) -> list[Event]:
