@@ -39,7 +39,12 @@ def chat(
             show_default=False,
         ),
     ] = None,
-    state_home: Annotated[str, typer.Option(envvar="XDG_STATE_HOME", hidden=True)] = STATE_HOME,
+    state_home: Annotated[
+        str,
+        typer.Option(
+            help="Folder of conversations that are kept.", envvar="XDG_STATE_HOME", hidden=True
+        ),
+    ] = STATE_HOME,
 ) -> None:
     """Chat with a running server in the terminal.
 

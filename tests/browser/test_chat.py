@@ -168,7 +168,7 @@ def test_error_is_in_view_below_a_long_conversation(chat: Page, size: dict[str, 
 
 @pytest.mark.parametrize(
     ("body", "words"),
-    [('{"error": {"message": "too many connections"}}', "too many connections"), ("", "503")],
+    [('{"error": {"message": "too many connections"}}', "Too many connections."), ("", "503")],
 )
 def test_page_says_why_it_has_no_models(
     visit: Visit, chatty: ServerProcess, body: str, words: str
