@@ -66,7 +66,7 @@ def test_mistakes_are_answered_and_survived(server_url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["/temp 9", "/temp nan", "/temp -1", "/top-p 0", "/tokens 0", "/seed -1", "/seed 1.5"]
+    "line", ["/temp 9", "/temp nan", "/temp -1", "/top-p -1", "/tokens 0", "/seed -1", "/seed 1.5"]
 )
 def test_setting_that_cannot_be_is_refused_at_once(server_url: str, line: str) -> None:
     output = talk(server_url, "/tokens 3", line, "Once")

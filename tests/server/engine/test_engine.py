@@ -282,11 +282,11 @@ def test_repetition_penalty_sees_across_requests() -> None:
     ("field", "sampling"),
     [
         ("temperature", {"temperature": -0.1}),
-        ("temperature", {"temperature": 1e-9}),
+        ("temperature", {"temperature": float("inf")}),
         ("temperature", {"temperature": float("nan")}),
         ("top_k", {"top_k": -1}),
         ("top_k", {"top_k": 10**9}),
-        ("top_p", {"top_p": 0.0}),
+        ("top_p", {"top_p": -0.1}),
         ("top_p", {"top_p": float("inf")}),
         ("min_p", {"min_p": 1.5}),
         ("repetition_penalty", {"repetition_penalty": 0.0}),
