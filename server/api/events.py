@@ -10,7 +10,13 @@ from starlette.types import Scope, Send
 from server.api.frames import FrameWriter, error_frame, resumed_frame
 from server.api.schemas.names import MAX_EPOCH_CHARS, has_control
 from server.api.schemas.queries import EventsQuery
-from server.api.streaming import DirectWriter, send_no_more, send_stream, server_sent
+from server.api.streaming import (
+    COMMENT_BETWEEN_IDS,
+    DirectWriter,
+    send_no_more,
+    send_stream,
+    server_sent,
+)
 from server.api.watched import ENDS, WatchedAnswer
 from server.engine.types import Event, Finished, TokenEvent
 from server.errors import InvalidRequest, RequestError, invalid
@@ -48,6 +54,8 @@ class EventsAnswer(WatchedAnswer):
     A browser's `EventSource` then calls ``again``, with the last id, until it gets 204: where
     nothing comes after ``cursor``.
     """
+
+    comment = COMMENT_BETWEEN_IDS
 
     def __init__(
         self,

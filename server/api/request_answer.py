@@ -12,7 +12,7 @@ from starlette.types import Scope, Send
 
 from server.api.completion import DONE, ended, sse
 from server.api.errors import error_object
-from server.api.streaming import COMMENT, DirectWriter, send_stream, send_whole
+from server.api.streaming import COMMENT_BETWEEN_IDS, DirectWriter, send_stream, send_whole
 from server.api.watched import ENDS, WatchedAnswer
 from server.engine.types import Event, Finished, Request, Started, TokenEvent
 from server.errors import RequestError
@@ -70,6 +70,8 @@ class RequestAnswer(WatchedAnswer, Generic[W]):
         self._large, self._writer, self._num_bytes = service.large_answers, writer, num_bytes
         self._requests = (requests,) if isinstance(requests, Request) else tuple(requests)
         self._request = self._requests[0]
+        if self._request.keep or self._request.session is not None:
+            self.comment = COMMENT_BETWEEN_IDS
         self._unended = {id for request in self._requests for id in request.ids}
         self._live = Counter({self._request.request_id: len(self._request.ids)})
         self._room = asyncio.Semaphore(AT_ONCE - 1)
@@ -199,7 +201,7 @@ class SseAnswer(RequestAnswer[SseWriter]):
     ) -> AsyncGenerator[bytes, None]:
         """Those of ``events``, then of the event queue's until all requests have ended."""
         if not events:
-            yield COMMENT
+            yield self.comment
         while True:
             made: list[bytes] = []
             for event in events:

@@ -26,6 +26,9 @@ from server.runtime.event_queue import EventQueue
 PART_BYTES = 1 << 16
 #: A line without effect: it shows proxies and clients that a silent stream is alive.
 COMMENT = b": keep-alive\n\n"
+#: The same between events with ids: OpenAI's client for Python, once it has read an id, takes an
+#: empty line for an event without data, and fails.
+COMMENT_BETWEEN_IDS = b": keep-alive\n"
 #: Of the interval of comments. A comment comes after the whole interval, or up to one tick earlier.
 NUM_TICKS = 4
 #: The name of the extension in a scope that has a `Write`.
@@ -62,9 +65,9 @@ class DirectWriter(Generic[T]):
     """Writes tokens, which are nearly all there is, as soon as ``event_queue`` gets them.
 
     ``encode`` may count what it encodes: what could not be written is kept encoded. A token may
-    come to nothing. While it is entered, `take` returns a comment after ``heartbeat_s`` of silence,
-    0 for none: proxies close connections without data. The time is measured in ticks of a timer,
-    so that a token costs no look at the clock.
+    come to nothing. While it is entered, `take` returns ``comment`` after ``heartbeat_s`` of
+    silence, 0 for none: proxies close connections without data. The time is measured in ticks of a
+    timer, so that a token costs no look at the clock.
     """
 
     def __init__(
@@ -73,8 +76,10 @@ class DirectWriter(Generic[T]):
         write: Write,
         encode: Callable[[Sequence[TokenEvent]], list[bytes]],
         heartbeat_s: float = 0.0,
+        comment: bytes = COMMENT,
     ) -> None:
         self._event_queue, self._write, self._encode = event_queue, write, encode
+        self._comment = comment
         self._tick_s = heartbeat_s / NUM_TICKS
         self._num_silent_ticks = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -98,12 +103,12 @@ class DirectWriter(Generic[T]):
     async def take(self) -> tuple[list[bytes], list[T]]:
         """The next items that were not written: the parts that were refused, then the others.
 
-        After a nudge of the event queue it is a `COMMENT` alone.
+        After a nudge of the event queue it is the comment alone.
         """
         self._num_silent_ticks = 0  # what the last call returned was sent
         items = await self._event_queue.take(self._offer)
         if not items:
-            return [COMMENT], []
+            return [self._comment], []
         parts, rest = self._refused, items[self._num_refused :]
         self._refused, self._num_refused = [], 0
         return parts, rest

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from server.api.auth.keyring import Caller
 from server.api.errors import InvalidApiKey
-from server.api.streaming import DirectWriter, writer_of
+from server.api.streaming import COMMENT, DirectWriter, writer_of
 from server.engine.types import Event, Failed, Finished, Migrated, TokenEvent
 from server.models.service import Service
 from server.runtime.event_queue import MAX_IN_FLIGHT, EventQueue
@@ -26,6 +26,9 @@ GRACE_S = 1.0
 
 class WatchedAnswer(Response):
     """Answers with the events of an event queue; when the client leaves, it is released."""
+
+    #: What shows in silence that the stream is alive.
+    comment = COMMENT
 
     def __init__(self, service: Service) -> None:
         super().__init__()
@@ -71,7 +74,9 @@ class WatchedAnswer(Response):
         self, scope: Scope, encode: Callable[[Sequence[TokenEvent]], list[bytes]]
     ) -> DirectWriter[Event]:
         """Of this answer, with comments in silence while it is entered."""
-        return DirectWriter(self._event_queue, writer_of(scope), encode, self._heartbeat_s)
+        return DirectWriter(
+            self._event_queue, writer_of(scope), encode, self._heartbeat_s, self.comment
+        )
 
     async def _answer(self, scope: Scope, send: Send) -> None:
         """Writes the answer. Where it raises a `RequestError`, it has sent nothing."""

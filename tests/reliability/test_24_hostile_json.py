@@ -41,7 +41,7 @@ HOSTILE: dict[str, tuple[bytes, str | None]] = {
     "NUL in an unknown name": (b'{"prompt": "x", "\\u0000": 1}', "\0"),
     "no UTF-8": (b'{"prompt": "\xff"}', None),
     "UTF-16": (b"\xff\xfe{\0}\0", None),
-    "byte order mark": (b'\xef\xbb\xbf{"prompt": "x"}', None),
+    "two byte order marks": (b'\xef\xbb\xbf\xef\xbb\xbf{"prompt": "x"}', None),
     "100,000 unknown fields": (
         json.dumps({"prompt": "x"} | {f"f{index}": 1 for index in range(70_000)}).encode(),
         "f0",

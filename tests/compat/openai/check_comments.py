@@ -1,4 +1,4 @@
-"""Comments of a silent stream: the package skips them."""
+"""Comments of a silent stream: the package skips them, also between events with ids."""
 
 from __future__ import annotations
 
@@ -36,6 +36,14 @@ def test_comments_before_the_first_token_are_skipped() -> None:
             extra_body=ENDLESS,
         )
         assert len(list(stream)) >= 4
+        kept = openai.completions.create(
+            model=MODEL,
+            prompt=f"Kept. {LONG}",
+            max_tokens=4,
+            stream=True,
+            extra_body={**ENDLESS, "keep": True},
+        )
+        assert len(list(kept)) >= 4
         question: Any = [{"role": "user", "content": f"Third. {LONG}"}]
         events = list(
             openai.responses.create(

@@ -12,7 +12,7 @@ from server.api.errors import SessionMigrated
 from server.api.openai.responses.preparing import PreparedResponse
 from server.api.openai.responses.reading import StoredResponse
 from server.api.openai.responses.writer import SILENT, ResponseWriter, sse
-from server.api.streaming import COMMENT, DirectWriter, send_stream, send_whole
+from server.api.streaming import COMMENT_BETWEEN_IDS, DirectWriter, send_stream, send_whole
 from server.api.watched import ENDS, WatchedAnswer
 from server.engine.types import Event, Failed, Finished, Migrated, Started
 from server.errors import RequestError
@@ -28,6 +28,8 @@ MANY_EVENTS = 64
 
 class ResponseAnswer(WatchedAnswer):
     """Writes what comes to its event queue until the response has ended."""
+
+    comment = COMMENT_BETWEEN_IDS
 
     def __init__(self, service: Service, owner: str, writer: ResponseWriter, streams: bool) -> None:
         super().__init__(service)
@@ -86,7 +88,7 @@ class ResponseAnswer(WatchedAnswer):
     async def _pieces(
         self, events: list[Event], direct: DirectWriter[Event]
     ) -> AsyncGenerator[bytes, None]:
-        yield await self._chunk(events) if events else COMMENT
+        yield await self._chunk(events) if events else self.comment
         while not (events and isinstance(events[-1], ENDS)):
             events = await self._missed()
             while not events:
