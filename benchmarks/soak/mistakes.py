@@ -23,7 +23,7 @@ BAD_BODIES: tuple[tuple[str, str, object, int], ...] = (
     ("POST", "/v1/completions", {"prompt": "x", "max_tokens": True}, 400),
     ("POST", "/v1/completions", {"prompt": "x", "temperature": 3}, 400),
     ("POST", "/v1/completions", b'{"prompt": "x", "temperature": NaN}', 400),
-    ("POST", "/v1/completions", {"prompt": "x", "top_p": 0}, 400),
+    ("POST", "/v1/completions", {"prompt": "x", "top_p": -1}, 400),
     ("POST", "/v1/completions", {"prompt": "x", "seed": -1}, 400),
     ("POST", "/v1/completions", {"prompt": "x", "stop": [""] * 17}, 400),
     ("POST", "/v1/completions", {"prompt": "x", "unheard_of": 1}, 400),

@@ -112,7 +112,7 @@ class Chunk:
     is_closed: bool = False
 
 
-class Page(NamedTuple):
+class WrittenPage(NamedTuple):
     """A part of the log, and the messages that were ``written`` of it, by format and place."""
 
     log: LogPage
@@ -179,11 +179,11 @@ class LogStream:
                 end = Place(log.end if closed is None else closed)
                 return Chunk(end, end, (), is_last=True, is_closed=closed is not None)
 
-    async def _page(self, number: int | None, follower: Follower | None = None) -> Page:
+    async def _page(self, number: int | None, follower: Follower | None = None) -> WrittenPage:
         """The log from entry ``number`` on, or from the oldest."""
 
-        async def read() -> Page:
-            return Page(await self.sessions.log(self.session, self.owner, number), {})
+        async def read() -> WrittenPage:
+            return WrittenPage(await self.sessions.log(self.session, self.owner, number), {})
 
         if follower is None:
             return await read()
@@ -198,7 +198,7 @@ class LogStream:
                 after = Place(number + 1) if is_last else Place(number, token + CHUNK_TOKENS)
                 yield Place(number, token), after, entry
 
-    def _written(self, page: Page, place: Place, after: Place, entry: Entry) -> list[bytes]:
+    def _written(self, page: WrittenPage, place: Place, after: Place, entry: Entry) -> list[bytes]:
         """The messages of an entry, or of its tokens from ``place`` to ``after``."""
         key = self.writer.format, place
         if key not in page.written:

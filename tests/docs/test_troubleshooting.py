@@ -18,8 +18,9 @@ CODES = set(re.findall(r"\b[45]\d\d `(\w+)`", TEXT))
 
 
 def strings() -> Iterator[str]:
-    """Every text of the server's source; three dots stand for a value in it."""
-    for path in sorted((DOCS.parent / "server").rglob("*.py")):
+    """Every text of the source of server and runtime; three dots stand for a value in it."""
+    folders = (DOCS.parent / name for name in ("server", "model/native"))
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.JoinedStr):
                 parts = (
