@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from model.architectures.config import (
-    Config,
     JsonConfig,
     check_epsilon,
     check_positive,
@@ -21,7 +20,7 @@ from model.attention import spec_of
 from model.files import ConfigError, read_json
 from model.tensor_spec import Shape, TensorSpec
 
-__all__ = ["MODEL_TYPE", "ConfigError", "ModelConfig", "own_config", "read_json"]
+__all__ = ["MODEL_TYPE", "ConfigError", "ModelConfig", "read_json"]
 
 MODEL_TYPE = "everstream"
 
@@ -121,13 +120,6 @@ class ModelConfig(JsonConfig):
         """Fixed features, and codebooks without a gradient."""
         layers, names = range(self.num_hidden_layers), spec_of(self.attention).fixed_weights(self)
         return frozenset(f"blocks.{layer}.attention.{name}" for layer in layers for name in names)
-
-
-def own_config(config: Config) -> ModelConfig:
-    """``config`` where it is one of our own blocks; raises `ConfigError` otherwise."""
-    if not isinstance(config, ModelConfig):
-        raise ConfigError(f"models of {config.attention} can be trained and served, not converted")
-    return config
 
 
 def _weight_shapes(config: ModelConfig) -> dict[str, Shape]:

@@ -1,4 +1,4 @@
-"""GGUF files of Qwen3.5 and LFM2 as llama.cpp's converter writes them, from transformers' names."""
+"""GGUF files of models with a bounded past, as llama.cpp's converter writes them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, TokenType
 from gguf.quants import quantize
 
-from model.architectures.hybrid import HybridConfig
+from model.architectures.hybrid import BoundedConfig
 from model.architectures.lfm2.config import Lfm2Config
+from model.architectures.llama.config import LlamaConfig
 from model.architectures.qwen35.config import Qwen35Config
 from tests.gguf_files import Fill, Tensors, finish
 from tests.hybrids import HYBRIDS, theirs
@@ -42,13 +43,19 @@ _LFM2 = {
     "self_attn.q_layernorm": "attn_q_norm",
     "self_attn.k_layernorm": "attn_k_norm",
 }
+_LLAMA = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.o_proj": "attn_output",
+}
+_PARTS = {"qwen3_5_text": _QWEN, "lfm2": _LFM2}
 #: Tensors that no quantisation touches, besides vectors.
 _WIDE = ("ssm_conv1d.weight", "shortconv.conv.weight")
 
 
 def hybrid_tensors(name: str) -> Tensors:
     """The tensors of one of `HYBRIDS`, in float32."""
-    config = HYBRIDS[name].config
+    config, family = HYBRIDS[name].config, HYBRIDS[name].family
     is_qwen = isinstance(config, Qwen35Config)
     ends = {
         "embed_tokens": "token_embd",
@@ -75,18 +82,28 @@ def hybrid_tensors(name: str) -> Tensors:
         if kind == "dt_bias":
             tensors[f"{block}.ssm_dt.bias"] = _tiled(config, "ssm_dt", data)
             continue
-        found = (_QWEN if is_qwen else _LFM2).get(part)
+        found = _PARTS.get(family, _LLAMA).get(part)
         if found is None:
             found = part.replace("self_attn.", "attn_").replace("mlp.", "ffn_")
             found = found.removesuffix("_proj")
         if data.ndim == 3:
             data = data.squeeze(1)
+        if family in ("llama", "smollm3") and found in ("attn_q", "attn_k"):
+            data = _in_pairs(config, data)
         tensors[f"{block}.{found}.{kind}"] = _tiled(config, found, data)
+    if isinstance(config, LlamaConfig) and config.rope_factors:
+        tensors["rope_freqs.weight"] = np.array(config.rope_factors, np.float32)
     return tensors
 
 
+def _in_pairs(config: BoundedConfig, data: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """With the rows that turn together next to each other."""
+    halves = data.reshape(-1, 2, config.head_dim // 2, *data.shape[1:])
+    return halves.swapaxes(1, 2).reshape(data.shape)
+
+
 def _tiled(
-    config: HybridConfig, name: str, data: npt.NDArray[np.float32]
+    config: BoundedConfig, name: str, data: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.float32]:
     """With value heads in the order of the file."""
     if not isinstance(config, Qwen35Config):
@@ -109,7 +126,7 @@ def _tiled(
     return data
 
 
-def hybrid_fields(config: HybridConfig) -> dict[str, Any]:
+def hybrid_fields(config: BoundedConfig) -> dict[str, Any]:
     """The metadata, without the family's name in front."""
     fields: dict[str, Any] = {
         "context_length": config.max_context,
@@ -126,6 +143,13 @@ def hybrid_fields(config: HybridConfig) -> dict[str, Any]:
             "vocab_size": config.vocab_size,
             "attention.head_count_kv": heads,
             "shortconv.l_cache": config.conv_size,
+        }
+    if isinstance(config, LlamaConfig):
+        return fields | {
+            "attention.head_count_kv": config.num_key_value_heads,
+            "attention.key_length": config.head_dim,
+            "attention.value_length": config.head_dim,
+            "rope.dimension_count": config.head_dim,
         }
     assert isinstance(config, Qwen35Config)
     half = config.rotary_dim // 2
@@ -158,7 +182,7 @@ def write_hybrid(
     ``change`` has other values of the metadata; None leaves a key out.
     """
     config = HYBRIDS[name].config
-    family = "lfm2" if isinstance(config, Lfm2Config) else "qwen35"
+    family = HYBRIDS[name].family.replace("qwen3_5_text", "qwen35")
     writer = GGUFWriter(path, family)
     for key, value in (hybrid_fields(config) | (change or {})).items():
         if isinstance(value, list):

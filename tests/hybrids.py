@@ -1,4 +1,4 @@
-"""Qwen3.5 and LFM2 as `transformers` builds them, with random weights, and the same as ours."""
+"""Models with a bounded past as `transformers` builds them, with random weights, and as ours."""
 
 from __future__ import annotations
 
@@ -12,20 +12,32 @@ from transformers import (
 )
 from transformers import (
     Lfm2ForCausalLM,
+    LlamaForCausalLM,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3_5ForCausalLM,
     Qwen3_5TextConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+)
+from transformers import (
+    LlamaConfig as TheirLlamaConfig,
 )
 
 from model.architectures.decoder import Decoder
-from model.architectures.hybrid import HybridConfig
+from model.architectures.hybrid import BoundedConfig
 from model.architectures.lfm2.config import Lfm2Config
+from model.architectures.llama.config import LlamaConfig
 from model.architectures.network import model_of
 from model.architectures.qwen35.config import Qwen35Config
+from model.foreign import lfm2_names, llama_names
 from model.foreign.hybrid_names import HybridNames
-from model.foreign.lfm2_names import FOLDER
 from model.foreign.qwen35_names import folder_names
 from model.foreign.renamed import Renamed
+from model.foreign.rotary import Rotary
 
 #: Of the models here: 600 positions.
 CONTEXT = 608
@@ -35,12 +47,33 @@ CONTEXT = 608
 class Hybrid:
     """A model of theirs, and its config in ours."""
 
-    config: HybridConfig
+    config: BoundedConfig
     theirs: dict[str, Any]
+    #: Their ``model_type``.
+    family: str
 
     @property
     def names(self) -> HybridNames:
-        return folder_names("model.") if isinstance(self.config, Qwen35Config) else FOLDER
+        if self.family == "qwen3_5_text":
+            return folder_names("model.")
+        return (lfm2_names if self.family == "lfm2" else llama_names).FOLDER
+
+    def build(self) -> PreTrainedModel:
+        """Their model, uninitialised."""
+        config, model = FAMILIES[self.family]
+        built: PreTrainedModel = model(config(**self.theirs))
+        return built
+
+
+#: ``model_type`` -> their classes.
+FAMILIES: dict[str, tuple[Any, Any]] = {
+    "qwen3_5_text": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
+    "lfm2": (TheirLfm2Config, Lfm2ForCausalLM),
+    "llama": (TheirLlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
+}
 
 
 def qwen35(**changes: Any) -> Hybrid:
@@ -84,7 +117,7 @@ def qwen35(**changes: Any) -> Hybrid:
         "linear_value_head_dim": config.value_head_dim,
         "linear_conv_kernel_dim": config.conv_size,
     }
-    return Hybrid(config, theirs)
+    return Hybrid(config, theirs, "qwen3_5_text")
 
 
 def lfm2(**changes: Any) -> Hybrid:
@@ -114,10 +147,49 @@ def lfm2(**changes: Any) -> Hybrid:
         "conv_L_cache": config.conv_size,
         "block_auto_adjust_ff_dim": False,
     }
-    return Hybrid(config, theirs)
+    return Hybrid(config, theirs, "lfm2")
 
 
-def _shared(config: HybridConfig) -> dict[str, Any]:
+def llama(family: str = "llama", scaling: Rotary | None = None, **changes: Any) -> Hybrid:
+    """Llama, or what differs from it by little. Sizes by our names."""
+    values = {
+        "vocab_size": 97,
+        "hidden_size": 24,
+        "num_hidden_layers": 4,
+        "intermediate_size": 37,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 10,
+        "rope_theta": 1e4,
+        "context": CONTEXT,
+        "qk_norm": family == "qwen3",
+        "qkv_bias": family == "qwen2",
+        "unrotated_layers": (3,) if family == "smollm3" else (),
+        **changes,
+    }
+    if scaling:
+        values["rope_factors"] = scaling.factors(values["head_dim"])
+    config = LlamaConfig(**values)
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
+    if scaling:
+        rope |= {"rope_type": scaling.scaling, **scaling.numbers}
+        rope["original_max_position_embeddings"] = int(rope["original_max_position_embeddings"])
+    theirs = {
+        **_shared(config),
+        "head_dim": config.head_dim,
+        "rms_norm_eps": config.norm_eps,
+        "rope_parameters": rope,
+    }
+    if config.qkv_bias and family != "qwen2":
+        theirs["attention_bias"] = True
+    if family == "smollm3":
+        unrotated = config.unrotated_layers
+        flags = [int(layer not in unrotated) for layer in range(config.num_hidden_layers)]
+        theirs |= {"no_rope_layers": flags, "pad_token_id": 0}
+    return Hybrid(config, theirs, family)
+
+
+def _shared(config: BoundedConfig) -> dict[str, Any]:
     names = ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size")
     names = (*names, "num_attention_heads", "num_key_value_heads")
     values = {name: getattr(config, name) for name in names}
@@ -173,6 +245,48 @@ HYBRIDS = {
         head_dim=16,
         rope_theta=1e6,
     ),
+    "llama-odd": llama(
+        scaling=Rotary(
+            *(1e4, 1.0, "llama3"),
+            {
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64.0,
+            },
+        )
+    ),
+    "llama-wide": llama(
+        vocab_size=330,
+        hidden_size=96,
+        intermediate_size=96,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        head_dim=32,
+        norm_eps=1e-6,
+        tied=False,
+    ),
+    "llama-biased": llama(qkv_bias=True, out_bias=True, num_key_value_heads=6),
+    "qwen2-wide": llama(
+        "qwen2",
+        vocab_size=330,
+        hidden_size=64,
+        intermediate_size=96,
+        num_attention_heads=4,
+        head_dim=16,
+        rope_theta=1e6,
+    ),
+    "qwen3-wide": llama(
+        "qwen3",
+        vocab_size=330,
+        hidden_size=64,
+        intermediate_size=96,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=32,
+        rope_theta=1e6,
+    ),
+    "smollm3-odd": llama("smollm3", rope_theta=2e6),
 }
 
 
@@ -180,12 +294,8 @@ HYBRIDS = {
 def theirs(name: str) -> PreTrainedModel:
     """The model of transformers, every weight random, with magnitudes like a trained model's."""
     hybrid = HYBRIDS[name]
-    model: PreTrainedModel
-    if isinstance(hybrid.config, Qwen35Config):
-        model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**hybrid.theirs))
-    else:
-        model = Lfm2ForCausalLM(TheirLfm2Config(**hybrid.theirs))
-    randomise(model, one_plus=isinstance(hybrid.config, Qwen35Config))
+    model = hybrid.build()
+    randomise(model, one_plus=hybrid.family == "qwen3_5_text")
     return model.eval().requires_grad_(False)
 
 
@@ -195,9 +305,9 @@ def randomise(model: torch.nn.Module, one_plus: bool, seed: int = 0) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(generator=generator)
-            if "norm" in name:
+            if "norm" in name or name.endswith("proj.bias"):
                 parameter.mul_(0.2)
-                if not one_plus or "linear_attn" in name:
+                if "norm" in name and (not one_plus or "linear_attn" in name):
                     parameter.add_(1.0)
             elif name.endswith("A_log"):
                 parameter.mul_(0.7).sub_(2.0)

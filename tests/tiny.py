@@ -16,6 +16,7 @@ from model.architectures import Config
 from model.architectures.arwkv7.config import Arwkv7Config
 from model.architectures.decoder import Decoder
 from model.architectures.lfm2.config import Lfm2Config
+from model.architectures.llama.config import LlamaConfig
 from model.architectures.mamba.config import MambaConfig
 from model.architectures.mamba2.config import Mamba2Config
 from model.architectures.network import Network, network_class
@@ -57,12 +58,13 @@ def tiny_tokenizer() -> Tokenizer:
 
 
 #: What `tiny_checkpoint` takes for a mechanism of our own block, and is another architecture.
-ARCHITECTURES = ("rwkv7", "arwkv7", "mamba2", "mamba", "qwen35", "lfm2")
+ARCHITECTURES = ("rwkv7", "arwkv7", "mamba2", "mamba", "qwen35", "lfm2", "llama")
 #: The same of those whose state has a bounded past, and what that is: families, and one of them
 #: under a bound that a test reaches soon.
 BOUNDED = {
     "qwen35": (512, "stop"),
     "lfm2": (512, "stop"),
+    "llama": (512, "stop"),
     "qwen35-short": (64, "stop"),
     "qwen35-slide": (64, "slide"),
     "qwen35-machine": (192, "stop"),
@@ -148,12 +150,14 @@ def _tiny_hybrid(attention: str, vocab_size: int) -> Config:
         "hidden_size": 32,
         "num_hidden_layers": 3,
         "intermediate_size": 48,
-        "attention_layers": (1,),
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 16,
     }
     sizes["context"], sizes["past"] = BOUNDED[attention]
+    if attention == "llama":
+        return LlamaConfig(**sizes)
+    sizes["attention_layers"] = (1,)
     if attention == "lfm2":
         return Lfm2Config(**sizes)
     heads = {"num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 8, "value_head_dim": 8}

@@ -79,6 +79,12 @@ ARCHITECTURES: dict[str, Architecture] = {
         chat=("model.architectures.lfm2.chat", "lfm2_chat"),
         native=("model.native.options", "lfm2_options"),
     ),
+    "everstream-llama": Architecture(
+        name="llama",
+        config=("model.architectures.llama.config", "LlamaConfig"),
+        network=("model.architectures.llama.network", "Llama"),
+        native=("model.native.options", "llama_options"),
+    ),
     "everstream-mamba": Architecture(
         name="mamba",
         config=("model.architectures.mamba.config", "MambaConfig"),

@@ -1,12 +1,14 @@
 """Softmax attention over a bounded past, in torch: the reference of the native kernel.
 
-Grouped queries, a norm of each query and key, rotary positions of the first channels, and a
-sigmoid gate of the output where the family has one. What the past keeps is `model.architectures.
-bounded`'s. A query sees the `SINKS` first positions as if the text began right before the others
-that it sees: as far away as the bound, at most.
+Grouped queries, rotary positions of the first channels, and where the family has them a norm of
+each query and key, biases, and a sigmoid gate of the output. What the past keeps is
+`model.architectures.bounded`'s. A query sees the `SINKS` first positions as if the text began right
+before the others that it sees: as far away as the bound, at most.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +21,10 @@ from model.tensor_spec import POSITION_BLOCK
 
 
 class BoundedAttention(Mixer):
-    """See the module. ``rotary_dim`` channels of ``head_dim`` turn; half of them with the other."""
+    """See the module. ``rotary_dim`` channels of ``head_dim`` turn; half of them with the other.
+
+    ``rope_factors`` [rotary_dim / 2] divide the frequencies of the pairs; none is all one.
+    """
 
     def __init__(
         self,
@@ -31,20 +36,24 @@ class BoundedAttention(Mixer):
         rotary_dim: int,
         rope_theta: float,
         eps: float,
-        gated: bool,
         context: int,
+        gated: bool = False,
+        qk_norm: bool = True,
+        qkv_bias: bool = False,
+        out_bias: bool = False,
+        rope_factors: Sequence[float] = (),
     ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
-        self.rotary_dim, self.rope_theta = rotary_dim, rope_theta
+        self.rotary_dim, self.rope_theta, self.rope_factors = rotary_dim, rope_theta, rope_factors
         self.gated, self.context = gated, context
         rows = num_heads * head_dim * (2 if gated else 1)
-        self.q = nn.Linear(width, rows, bias=False)
-        self.k = nn.Linear(width, num_kv_heads * head_dim, bias=False)
-        self.v = nn.Linear(width, num_kv_heads * head_dim, bias=False)
-        self.out = nn.Linear(num_heads * head_dim, width, bias=False)
-        self.q_norm = nn.RMSNorm(head_dim, eps)
-        self.k_norm = nn.RMSNorm(head_dim, eps)
+        self.q = nn.Linear(width, rows, bias=qkv_bias)
+        self.k = nn.Linear(width, num_kv_heads * head_dim, bias=qkv_bias)
+        self.v = nn.Linear(width, num_kv_heads * head_dim, bias=qkv_bias)
+        self.out = nn.Linear(num_heads * head_dim, width, bias=out_bias)
+        self.q_norm = nn.RMSNorm(head_dim, eps) if qk_norm else None
+        self.k_norm = nn.RMSNorm(head_dim, eps) if qk_norm else None
 
     def forward(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
         """See `Mixer`."""
@@ -69,7 +78,12 @@ class BoundedAttention(Mixer):
         """[B, T, H, F] at positions [B, T]."""
         half = self.rotary_dim // 2
         exponent = torch.arange(half, dtype=torch.float64, device=x.device) / half
-        angle = at.double()[..., None] * self.rope_theta**-exponent
+        frequencies = self.rope_theta**-exponent
+        if self.rope_factors:
+            frequencies = frequencies / torch.tensor(
+                self.rope_factors, dtype=torch.float64, device=x.device
+            )
+        angle = at.double()[..., None] * frequencies
         cos, sin = angle.cos().to(x.dtype)[:, :, None], angle.sin().to(x.dtype)[:, :, None]
         a, b, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
@@ -118,8 +132,10 @@ class BoundedAttention(Mixer):
         return {"k": _blocks(keys).transpose(-1, -2), "v": _blocks(values)}
 
 
-def _normed(heads: Tensor, norm: nn.RMSNorm) -> Tensor:
+def _normed(heads: Tensor, norm: nn.RMSNorm | None) -> Tensor:
     """In float32, whatever the products and the weights are."""
+    if norm is None:
+        return heads.float()
     return F.rms_norm(heads.float(), norm.weight.shape, norm.weight.float(), norm.eps)
 
 

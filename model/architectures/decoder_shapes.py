@@ -31,18 +31,28 @@ def decoder_shapes(
 
 
 def attention_shapes(
-    width: int, num_heads: int, num_kv_heads: int, head_dim: int, gated: bool
+    width: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    *,
+    gated: bool = False,
+    qk_norm: bool = True,
+    qkv_bias: bool = False,
+    out_bias: bool = False,
 ) -> dict[str, Shape]:
     """The weights of `model.architectures.bounded_attention`, by their names in a mixer.
 
     With a gate each head has its rows after the query's.
     """
-    rows = num_heads * head_dim * (2 if gated else 1)
-    return {
-        "q.weight": (rows, width),
-        "k.weight": (num_kv_heads * head_dim, width),
-        "v.weight": (num_kv_heads * head_dim, width),
-        "out.weight": (width, num_heads * head_dim),
-        "q_norm.weight": (head_dim,),
-        "k_norm.weight": (head_dim,),
-    }
+    rows = dict.fromkeys("qkv", num_kv_heads * head_dim)
+    rows["q"] = num_heads * head_dim * (2 if gated else 1)
+    shapes: dict[str, Shape] = {f"{name}.weight": (num, width) for name, num in rows.items()}
+    shapes["out.weight"] = (width, num_heads * head_dim)
+    if qkv_bias:
+        shapes |= {f"{name}.bias": (num,) for name, num in rows.items()}
+    if out_bias:
+        shapes["out.bias"] = (width,)
+    if qk_norm:
+        shapes |= {"q_norm.weight": (head_dim,), "k_norm.weight": (head_dim,)}
+    return shapes

@@ -1,4 +1,4 @@
-"""Configs of families with attention in some of their layers, whose past is bounded."""
+"""Configs of families with attention in all or some of their layers, whose past is bounded."""
 
 from __future__ import annotations
 
@@ -19,17 +19,10 @@ from model.files import ConfigError
 from model.tensor_spec import Shape, TensorSpec
 
 
-class HybridConfig(JsonConfig, ABC):
-    """The layers of ``attention_layers`` are attention, the others have a state of constant size.
-
-    A subclass is a frozen dataclass with the fields below, and says what the other layers have.
-    """
+class BoundedConfig(JsonConfig, ABC):
+    """What families with attention over a bounded past have; a subclass is a frozen dataclass."""
 
     attention: ClassVar[str]
-    #: Whether attention has a gate.
-    gated: ClassVar[bool]
-    #: Of so many layers the last is attention, where nothing else is known.
-    interval: ClassVar[int]
     #: Fields that a user chooses as ``attention_options``.
     options: ClassVar[tuple[str, ...]]
 
@@ -37,13 +30,10 @@ class HybridConfig(JsonConfig, ABC):
     hidden_size: int
     num_hidden_layers: int
     intermediate_size: int
-    #: Indices of the attention layers, in their order.
-    attention_layers: tuple[int, ...]
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
     rope_theta: float
-    conv_size: int
     norm_eps: float
     tied: bool
     bos_token_id: int
@@ -64,15 +54,12 @@ class HybridConfig(JsonConfig, ABC):
             raise ConfigError(f"tied must be a boolean, not {self.tied!r}")
         if type(self.rope_theta) is not float or not 1.0 < self.rope_theta < 1e30:
             raise ConfigError(f"rope_theta must be a float above 1, not {self.rope_theta!r}")
-        if type(self.conv_size) is not int or not 2 <= self.conv_size <= 64:
-            raise ConfigError(f"conv_size must be in 2..64, not {self.conv_size!r}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ConfigError(
                 f"num_key_value_heads must divide {self.num_attention_heads},"
                 f" not {self.num_key_value_heads}"
             )
-        self._set("attention_layers", _layers(self.attention_layers, self.num_hidden_layers))
-        if not self.attention_layers:
+        if not any(self.is_attention):
             self._set("context", 0)
             return
         if not self.context and type(self.context) is int:
@@ -84,10 +71,7 @@ class HybridConfig(JsonConfig, ABC):
 
     @classmethod
     def for_training(cls, vocab_size: int, eos_token_id: int, chosen: Mapping[str, Any]) -> Self:
-        """See `Config`; of `interval` layers the last is attention, if the options name none.
-
-        The ``attention_options`` are `options`.
-        """
+        """See `Config`; the ``attention_options`` are `options`."""
         sizes = dict(chosen)
         attention, options = sizes.pop("attention", None), sizes.pop("attention_options", {})
         if attention not in (None, cls.attention):
@@ -97,31 +81,75 @@ class HybridConfig(JsonConfig, ABC):
             raise ConfigError(f"attention_options must be an object of {names}, not {options!r}")
         ends = {"bos_token_id": eos_token_id, "eos_token_id": eos_token_id}
         values = {"model_type": cls.model_type, "vocab_size": vocab_size, **sizes, **ends}
-        config = cls.from_dict({**values, **options})
-        if "attention_layers" in options:
-            return config
-        usual = range(cls.interval - 1, config.num_hidden_layers, cls.interval)
-        return replace(config, attention_layers=tuple(usual))  # type: ignore[type-var]
+        return cls.from_dict({**values, **options})
 
     @property
     def constant_state(self) -> bool:
         """See `model.architectures.config.Config`."""
-        return not self.attention_layers
+        return not any(self.is_attention)
 
     @property
     def attention_options(self) -> dict[str, Any]:
         """See `model.architectures.config.Config`."""
         values = {name: getattr(self, name) for name in self.options}
-        return {**values, "attention_layers": list(self.attention_layers)}
+        return {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
 
     def fixed_weights(self) -> frozenset[str]:
         """See `model.architectures.config.Config`."""
         return frozenset()
 
+    def past_state(self) -> dict[str, TensorSpec]:
+        """The state tensors of a layer of attention."""
+        return past_state(self.context, self.num_key_value_heads, self.head_dim)
+
+    @property
+    @abstractmethod
+    def is_attention(self) -> list[bool]:
+        """Of each layer."""
+
+    @abstractmethod
     def layer_states(self) -> list[dict[str, TensorSpec]]:
         """See `model.architectures.config.Config`."""
-        past = past_state(self.context, self.num_key_value_heads, self.head_dim)
-        other = self.other_state()
+
+    @abstractmethod
+    def weight_shapes(self) -> dict[str, Shape]:
+        """See `model.architectures.config.Config`."""
+
+
+class HybridConfig(BoundedConfig):
+    """The layers of ``attention_layers`` are attention, the others have a state of constant size.
+
+    A subclass says what the other layers have.
+    """
+
+    #: Whether attention has a gate.
+    gated: ClassVar[bool]
+    #: Of so many layers the last is attention, where nothing else is known.
+    interval: ClassVar[int]
+
+    #: Indices of the attention layers, in their order.
+    attention_layers: tuple[int, ...]
+    conv_size: int
+
+    def __post_init__(self) -> None:
+        check_positive(self, "num_hidden_layers")
+        self._set("attention_layers", _layers(self.attention_layers, self.num_hidden_layers))
+        super().__post_init__()
+        if type(self.conv_size) is not int or not 2 <= self.conv_size <= 64:
+            raise ConfigError(f"conv_size must be in 2..64, not {self.conv_size!r}")
+
+    @classmethod
+    def for_training(cls, vocab_size: int, eos_token_id: int, chosen: Mapping[str, Any]) -> Self:
+        """See `BoundedConfig`; of `interval` layers the last is attention, if none are named."""
+        config = super().for_training(vocab_size, eos_token_id, chosen)
+        if "attention_layers" in chosen.get("attention_options", {}):
+            return config
+        usual = range(cls.interval - 1, config.num_hidden_layers, cls.interval)
+        return replace(config, attention_layers=tuple(usual))  # type: ignore[type-var]
+
+    def layer_states(self) -> list[dict[str, TensorSpec]]:
+        """See `model.architectures.config.Config`."""
+        past, other = self.past_state(), self.other_state()
         return [past if is_attention else other for is_attention in self.is_attention]
 
     def weight_shapes(self) -> dict[str, Shape]:

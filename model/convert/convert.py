@@ -17,9 +17,9 @@ import torch
 
 from model.architectures.network import Network
 from model.checkpoint import load_checkpoint
-from model.config import own_config
 from model.convert.match import match_layers
 from model.convert.report import ConversionReport
+from model.convert.source import as_block
 from model.convert.swap import copy_shared, target_config
 from model.lm import LanguageModel
 from model.training.config import TrainConfig
@@ -54,16 +54,14 @@ def convert(conversion: Conversion) -> ConversionReport:
     if config.threads:
         torch.set_num_threads(config.threads)
     source = load_checkpoint(conversion.source)
+    original = as_block(source)
     run = Run(
         config,
-        target_config(
-            own_config(source.config), conversion.attention, conversion.attention_options
-        ),
+        target_config(original.config, conversion.attention, conversion.attention_options),
         source.tokenizer,
     )
     try:
-        original = source.model.to(run.device)
-        assert isinstance(original, LanguageModel), type(original)
+        original = original.to(run.device)
         if run.step:
             raise TrainingError(f"{config.out} holds a training run: use another --out")
         report = _convert(conversion, original, run)

@@ -42,7 +42,10 @@ MISTRAL_BOS = 1
 #: ``model_type`` of config.json -> (module, function). Imported when asked for.
 READERS: dict[str, tuple[str, str]] = {
     "gpt2": ("model.foreign.gpt2", "read_gpt2"),
-    "llama": ("model.foreign.llama", "read_llama"),
+    **{
+        name: ("model.foreign.llama", f"read_{name}")
+        for name in ("llama", "qwen2", "qwen3", "smollm3")
+    },
     "gla": ("model.foreign.flash_linear_attention", "read_gla"),
     "retnet": ("model.foreign.flash_linear_attention", "read_retnet"),
     "linear_attn": ("model.foreign.flash_linear_attention", "read_linear_attn"),
@@ -66,6 +69,7 @@ READERS: dict[str, tuple[str, str]] = {
 #: The functions that look at no tensor's numbers but those of a head that is also the embedding.
 _BY_SHAPES = (
     *("read_rwkv7", "read_arwkv7", "read_qwen35", "read_lfm2"),
+    *("read_llama", "read_qwen2", "read_qwen3", "read_smollm3"),
     *("read_mamba", "read_mamba2", "read_state_spaces", "read_mistral"),
 )
 
@@ -75,11 +79,14 @@ GGUF_READERS = {
     "arwkv7": ("model.foreign.arwkv7_gguf", "read_gguf"),
     "qwen35": ("model.foreign.qwen35_gguf", "read_gguf"),
     "lfm2": ("model.foreign.lfm2_gguf", "read_gguf"),
+    **dict.fromkeys(
+        ("llama", "qwen2", "qwen3", "smollm3"), ("model.foreign.llama_gguf", "read_gguf")
+    ),
     "mamba": ("model.foreign.mamba_gguf", "read_gguf"),
     "mamba2": ("model.foreign.mamba_gguf", "read_gguf"),
 }
 #: Those whose attention has a bounded past.
-WITH_ATTENTION = ("qwen35", "lfm2")
+WITH_ATTENTION = ("qwen35", "lfm2", "llama", "qwen2", "qwen3", "smollm3")
 
 #: Families that people will try, by why they cannot be served: their names in config.json and GGUF.
 REFUSED: dict[str, tuple[str, ...]] = {

@@ -1,13 +1,13 @@
-"""Where each weight of a hybrid is in the files of another project."""
+"""Where each weight of a family with a bounded past is in the files of another project."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from model.architectures.hybrid import HybridConfig
+from model.architectures.hybrid import BoundedConfig
 from model.files import ConfigError
 from model.foreign.config import ForeignConfig
 from model.foreign.renamed import Part
@@ -29,18 +29,18 @@ class HybridNames:
     block: str
     both: Mapping[str, Part]
     attention: Mapping[str, Part]
-    other: Mapping[str, Part]
+    other: Mapping[str, Part] = field(default_factory=dict)
 
-    def parts_of(self, config: HybridConfig) -> dict[str, Part]:
+    def parts_of(self, config: BoundedConfig) -> dict[str, Part]:
         """Of each weight that ``config`` lists."""
         parts: dict[str, Part] = {}
-        attention_layers = frozenset(config.attention_layers)
+        is_attention = config.is_attention
         for ours in config.weight_shapes():
             if ours in self.ends:
                 parts[ours] = self.ends[ours]
                 continue
             _, layer, name = ours.split(".", 2)
-            mixer = self.attention if int(layer) in attention_layers else self.other
+            mixer = self.attention if is_attention[int(layer)] else self.other
             part = self.both[name] if name in self.both else mixer[name.removeprefix("mixer.")]
             keys = tuple(f"{self.block.format(layer)}.{key}" for key in part.keys)
             parts[ours] = Part(keys, part.form)
@@ -50,6 +50,12 @@ class HybridNames:
 def weight(key: str, form: str = "same") -> Part:
     """The tensor ``key.weight``."""
     return Part((f"{key}.weight",), form)
+
+
+def with_bias(keys: Mapping[str, str]) -> dict[str, Part]:
+    """The weights and biases of linear maps, by our names of these."""
+    kinds = ("weight", "bias")
+    return {f"{o}.{k}": Part((f"{key}.{k}",)) for o, key in keys.items() for k in kinds}
 
 
 def attention_layers(
@@ -73,7 +79,7 @@ def attention_layers(
 
 
 def refuse_other_head(
-    files: Weights, config: HybridConfig, names: HybridNames, name: str
+    files: Weights, config: BoundedConfig, names: HybridNames, name: str
 ) -> set[str]:
     """The key of the head that a tied model's files may hold, as some hold the embedding twice.
 

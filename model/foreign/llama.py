@@ -1,74 +1,119 @@
-"""Llama in its Hugging Face layout, as our softmax model with rotary positions.
+"""Llama in its Hugging Face layout, and the families that are Llama with other options.
 
-Grouped keys and values are repeated for each of their queries: the same
-function, with a larger ``qkv``. A mechanism with a constant state keeps one
-state per head of queries anyway.
+Qwen2 has biases, Qwen3 norms of queries and keys, SmolLM3 layers without positions. Windows of
+attention (``use_sliding_window``) are refused, and rotary positions that are scaled in other ways
+than "linear" and "llama3".
 """
 
 from __future__ import annotations
 
-from model.config import ModelConfig
+import re
+
+from model.architectures.llama.config import LlamaConfig
 from model.files import ConfigError
 from model.foreign.config import ForeignConfig
-from model.foreign.rotary import read_rotary
+from model.foreign.hybrid_names import refuse_other_head
+from model.foreign.llama_names import FOLDER
+from model.foreign.renamed import Renamed
+from model.foreign.rotary import SCALINGS, read_rotary
 from model.foreign.weights import Weights
-from model.weights import Array
+from model.weights import file_name
 
-#: `max_position_embeddings` is how long its training texts were, no table.
-HARMLESS = ("attention_dropout", "max_position_embeddings", "pretraining_tp")
+#: Tables that old files hold and the config implies.
+TABLES = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+#: Of so many layers of a SmolLM3 the last has no positions, where nothing else is known.
+UNROTATED_INTERVAL = 4
 
 
-def read_llama(source: ForeignConfig, weights: Weights) -> tuple[ModelConfig, dict[str, Array]]:
+def read_llama(source: ForeignConfig, weights: Weights) -> tuple[LlamaConfig, Renamed]:
     """See the module's docstring."""
-    num_kv_heads = source.anything("num_key_value_heads")
-    config = _config(source)
-    heads = config.num_attention_heads
-    num_kv_heads = heads if num_kv_heads is None else num_kv_heads
-    if type(num_kv_heads) is not int or num_kv_heads < 1 or heads % num_kv_heads:
-        raise ConfigError(f"llama: num_key_value_heads must divide {heads}, not {num_kv_heads!r}")
-    weights.drop(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
-    ours = {
-        "embedding.weight": weights.take("model.embed_tokens.weight"),
-        "norm.weight": weights.take("model.norm.weight"),
-    }
-    for layer in range(config.num_hidden_layers):
-        theirs = f"model.layers.{layer}"
-        block = {
-            "attention_norm.weight": weights.take(f"{theirs}.input_layernorm.weight"),
-            "mlp_norm.weight": weights.take(f"{theirs}.post_attention_layernorm.weight"),
-            "mlp.up.weight": weights.join(
-                *(f"{theirs}.mlp.{name}_proj.weight" for name in ("gate", "up"))
-            ),
-            "mlp.down.weight": weights.take(f"{theirs}.mlp.down_proj.weight"),
-        }
-        for kind in ("weight", "bias") if config.attention_bias else ("weight",):
-            block[f"attention.qkv.{kind}"] = weights.join_qkv(
-                f"{theirs}.self_attn.{{}}_proj.{kind}", num_kv_heads, heads // num_kv_heads
-            )
-            block[f"attention.out.{kind}"] = weights.take(f"{theirs}.self_attn.o_proj.{kind}")
-        ours.update({f"blocks.{layer}.{name}": tensor for name, tensor in block.items()})
-    ours.update(weights.head(config.tie_word_embeddings, ours["embedding.weight"]))
+    return _read(source, weights)
+
+
+def read_qwen2(source: ForeignConfig, weights: Weights) -> tuple[LlamaConfig, Renamed]:
+    """See the module's docstring."""
+    _refuse_windows(source)
+    return _read(source, weights, qkv_bias=True, max_context=32_768)
+
+
+def read_qwen3(source: ForeignConfig, weights: Weights) -> tuple[LlamaConfig, Renamed]:
+    """See the module's docstring."""
+    _refuse_windows(source)
+    return _read(source, weights, qk_norm=True, head_dim=128, max_context=32_768)
+
+
+def read_smollm3(source: ForeignConfig, weights: Weights) -> tuple[LlamaConfig, Renamed]:
+    """See the module's docstring."""
+    _refuse_windows(source)
+    return _read(source, weights, has_unrotated=True, theta=2e6, max_context=32_768)
+
+
+def _read(
+    source: ForeignConfig,
+    weights: Weights,
+    *,
+    qk_norm: bool = False,
+    qkv_bias: bool = False,
+    has_unrotated: bool = False,
+    head_dim: int | None = None,
+    theta: float = 10_000.0,
+    max_context: int = 2048,
+) -> tuple[LlamaConfig, Renamed]:
+    """``head_dim``, ``theta`` and ``max_context`` are the family's defaults."""
+    source.ignore("attention_dropout", "pretraining_tp", "rope_interleaved", "is_llama_config")
+    source.choice("hidden_act", "silu")
+    source.choice("mlp_bias", False)
+    num_layers, vocab_size = source.num_layers("num_hidden_layers"), source.integer("vocab_size")
+    width, heads = source.integer("hidden_size"), source.integer("num_attention_heads")
+    head_dim = source.integer("head_dim", head_dim or width // heads)
+    rotary = read_rotary(source, theta, scalings=tuple(SCALINGS))
+    bias = source.boolean("attention_bias", False)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=width,
+        num_hidden_layers=num_layers,
+        intermediate_size=source.integer("intermediate_size"),
+        num_attention_heads=heads,
+        num_key_value_heads=source.integer("num_key_value_heads", heads),
+        head_dim=head_dim,
+        rope_theta=rotary.theta,
+        rope_factors=rotary.factors(head_dim),
+        unrotated_layers=_unrotated_layers(source, num_layers) if has_unrotated else (),
+        qk_norm=qk_norm,
+        qkv_bias=qkv_bias or bias,
+        out_bias=bias,
+        norm_eps=source.number("rms_norm_eps", 1e-6),
+        tied=source.boolean("tie_word_embeddings", False),
+        bos_token_id=source.special_id("bos_token_id", vocab_size),
+        eos_token_id=source.special_id("eos_token_id", vocab_size),
+        max_context=source.integer("max_position_embeddings", max_context),
+    )
+    files = weights.take_all()
+    file, ours = file_name(files), Renamed(files, FOLDER.parts_of(config))
+    unused = {key for key in files if TABLES.fullmatch(key)}
+    unused |= refuse_other_head(files, config, FOLDER, file)
+    ours.check(file, config.weight_shapes(), unused)
     return config, ours
 
 
-def _config(source: ForeignConfig) -> ModelConfig:
-    source.ignore(*HARMLESS)
-    source.choice("hidden_act", "silu")
-    source.choice("mlp_bias", False)
-    vocab_size, width = source.integer("vocab_size"), source.integer("hidden_size")
-    heads = source.integer("num_attention_heads")
-    return ModelConfig(
-        vocab_size=vocab_size,
-        hidden_size=width,
-        num_hidden_layers=source.num_layers("num_hidden_layers"),
-        num_attention_heads=heads,
-        head_dim=source.integer("head_dim", width // heads),
-        intermediate_size=source.integer("intermediate_size"),
-        attention="softmax",
-        attention_options={"rope_theta": read_rotary(source, 10_000.0).theta},
-        rms_norm_eps=source.number("rms_norm_eps", 1e-6),
-        tie_word_embeddings=source.boolean("tie_word_embeddings", False),
-        bos_token_id=source.special_id("bos_token_id", vocab_size),
-        eos_token_id=source.special_id("eos_token_id", vocab_size),
-        attention_bias=source.boolean("attention_bias", False),
-    )
+def _refuse_windows(source: ForeignConfig) -> None:
+    source.choice("use_sliding_window", False)
+    source.ignore("sliding_window", "max_window_layers")
+    kinds = source.anything("layer_types")
+    if kinds is not None and (not isinstance(kinds, list) or set(kinds) - {"full_attention"}):
+        raise ConfigError(
+            f"{source.family}: layer_types must be a list of 'full_attention', not {kinds!r:.200}"
+        )
+
+
+def _unrotated_layers(source: ForeignConfig, num_layers: int) -> tuple[int, ...]:
+    """Of ``no_rope_layers``, which is 0 where a layer has no positions, else of the interval."""
+    interval = source.integer("no_rope_layer_interval", UNROTATED_INTERVAL)
+    flags = source.anything("no_rope_layers")
+    if flags is None:
+        return tuple(range(interval - 1, num_layers, interval))
+    if not isinstance(flags, list) or any(flag not in (0, 1) for flag in flags):
+        raise ConfigError(
+            f"{source.family}: no_rope_layers must be a list of 0 and 1, not {flags!r:.200}"
+        )
+    return tuple(layer for layer, rotates in enumerate(flags) if not rotates)

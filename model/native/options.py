@@ -9,8 +9,9 @@ from model.architectures import ARCHITECTURES, load_class
 from model.architectures.arwkv7.config import Arwkv7Config
 from model.architectures.bounded import SINKS
 from model.architectures.config import Config
-from model.architectures.hybrid import HybridConfig
+from model.architectures.hybrid import BoundedConfig
 from model.architectures.lfm2.config import Lfm2Config
+from model.architectures.llama.config import LlamaConfig
 from model.architectures.mamba.config import MambaConfig
 from model.architectures.mamba2.config import Mamba2Config
 from model.architectures.qwen35.config import Qwen35Config
@@ -75,8 +76,9 @@ def rwkv7_options(config: Rwkv7Config, layout: StateLayout) -> Options:
 def qwen35_options(config: Qwen35Config, layout: StateLayout) -> Options:
     """Of `model.architectures.qwen35`."""
     return {
-        **_hybrid_options(config, layout),
+        **_bounded_options(config, layout),
         "family": "qwen35",
+        "conv_size": config.conv_size,
         "rotary_dim": config.rotary_dim,
         "num_key_heads": config.num_key_heads,
         "num_value_heads": config.num_value_heads,
@@ -88,13 +90,27 @@ def qwen35_options(config: Qwen35Config, layout: StateLayout) -> Options:
 def lfm2_options(config: Lfm2Config, layout: StateLayout) -> Options:
     """Of `model.architectures.lfm2`."""
     return {
-        **_hybrid_options(config, layout),
+        **_bounded_options(config, layout),
         "family": "lfm2",
+        "conv_size": config.conv_size,
         "rotary_dim": config.head_dim,
     }
 
 
-def _hybrid_options(config: HybridConfig, layout: StateLayout) -> Options:
+def llama_options(config: LlamaConfig, layout: StateLayout) -> Options:
+    """Of `model.architectures.llama`."""
+    factors, unrotated = config.rope_factors, config.unrotated_layers
+    return {
+        **_bounded_options(config, layout),
+        "family": "llama",
+        "rotary_dim": config.head_dim,
+        "num_rope_factors": len(factors),
+        **{f"rope_factor_{pair}": factor for pair, factor in enumerate(factors)},
+        **{f"rotates_{i}": i not in unrotated for i in range(config.num_hidden_layers)},
+    }
+
+
+def _bounded_options(config: BoundedConfig, layout: StateLayout) -> Options:
     """What families with attention over a bounded past share."""
     return {
         "num_layers": config.num_hidden_layers,
@@ -102,11 +118,11 @@ def _hybrid_options(config: HybridConfig, layout: StateLayout) -> Options:
         "num_kv_heads": config.num_key_value_heads,
         "head_dim": config.head_dim,
         "rope_theta": config.rope_theta,
+        "num_rope_factors": 0,
         "context": config.context,
         "sinks": SINKS,
         "slides": config.past == "slide",
         "group_bytes": layout.group_bytes,
-        "conv_size": config.conv_size,
         "eps": config.norm_eps,
         "state_bytes": layout.num_bytes,
     }

@@ -20,13 +20,14 @@ class Cut:
 
     ``whole_words``: a word that is a token becomes it without merges. ``composed``: a text is
     normalised to NFC. ``falcon``: runs of punctuation are words, and so are runs of digits, three
-    at a time.
+    at a time. ``single_digits``: each digit is a word, before anything else is cut.
     """
 
     pattern: str = ""
     whole_words: bool = False
     composed: bool = False
     falcon: bool = False
+    single_digits: bool = False
 
     def apply(self, backend: Backend) -> None:
         """Sets what comes before the merges."""
@@ -36,7 +37,10 @@ class Cut:
             backend.pre_tokenizer = pre_tokenizers.Sequence(_falcon())
             return
         if not self.pattern:
-            backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            of_gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            digits = pre_tokenizers.Digits(individual_digits=True)
+            both = pre_tokenizers.Sequence([digits, of_gpt2])
+            backend.pre_tokenizer = both if self.single_digits else of_gpt2
             return
         words = pre_tokenizers.Split(Regex(self.pattern), behavior="isolated")
         bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -67,5 +71,7 @@ CUTS = {
     "qwen2": Cut(_pattern(r"\p{L}", r"\p{N}"), composed=True),
     "qwen35": Cut(_pattern(r"\p{L}\p{M}", r"\p{N}"), composed=True),
     "falcon": Cut(falcon=True),
+    "smollm": Cut(single_digits=True),
+    "llama-bpe": Cut(_pattern(r"\p{L}", r"\p{N}{1,3}"), whole_words=True),
     "lfm2": Cut(_pattern(r"\p{L}", r"\p{N}{1,3}"), whole_words=True),
 }

@@ -35,6 +35,7 @@ RUN = {
     },
     "docs/models/arwkv.md": {"everstream": MODELS},
     "docs/models/lfm2.md": {"everstream": MODELS},
+    "docs/models/llama.md": {"everstream": MODELS},
     "docs/models/mamba.md": {"everstream": MODELS},
     "docs/models/qwen3.5.md": {"everstream": MODELS},
     "docs/models/rwkv7.md": {"everstream": MODELS},

@@ -11,7 +11,8 @@ from model.architectures import ARCHITECTURES, config_class, config_from_dict
 from model.architectures.network import network_class
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from model.config import ConfigError, own_config
+from model.config import ConfigError
+from model.convert.source import as_block
 from model.state import StateLayout
 from model.state_tensors import state_views
 from model.weights import num_parameters
@@ -92,7 +93,7 @@ def test_rwkv7_config_names_the_field(values: dict[str, object], message: str) -
 
 def test_only_own_blocks_are_converted() -> None:
     with pytest.raises(ConfigError, match="models of rwkv7 can be trained and served, not conv"):
-        own_config(tiny_checkpoint("rwkv7").config)
+        as_block(tiny_checkpoint("rwkv7"))
 
 
 def test_native_runtime_takes_every_family_with_kernels(checkpoint: Checkpoint) -> None:

@@ -56,6 +56,8 @@ def tokens(length: int, batch: int = 2) -> torch.Tensor:
 def assert_same_logits(folder: Path, theirs: PreTrainedModel, length: int) -> Checkpoint:
     """Loads the folder, which must compute what their own model does."""
     loaded, ids = load_checkpoint(folder), tokens(length)
-    wanted = theirs(ids).logits[..., :300]
-    torch.testing.assert_close(loaded.model.parallel(ids), wanted, rtol=1e-4, atol=1e-4)
+    found, wanted = (
+        logits[..., :300] for logits in (loaded.model.parallel(ids), theirs(ids).logits)
+    )
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     return loaded

@@ -102,7 +102,7 @@ void BlockBuilder::read_options(const Options& o) {
     m.epoch = int64_t(o.number("epoch"));
     m.beta = float(o.number("beta"));
     m.max_beta = float(o.number("max_beta"));
-    m.rope_theta = o.number("rope_theta");
+    m.frequencies = rope_frequencies(p_, o.number("rope_theta"), m.key / 2);
     m.gelu = o.integer("gelu") != 0;
     m.xpos = o.integer("xpos") != 0;
     if (m.mechanism == Mechanism::gated || m.mechanism == Mechanism::delta ||

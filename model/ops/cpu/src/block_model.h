@@ -68,7 +68,7 @@ struct BlockModel : Model {
     int64_t epoch = 0;               // cosformer: half its horizon
     float beta = 1.0f;               // soft_vq
     float max_beta = 1.0f;           // delta
-    double rope_theta = 10000.0;
+    const double* frequencies = nullptr;  // of rotary positions [key / 2]
     Rotary rotary = Rotary::none;
     FeatureMap map = FeatureMap::product;
     bool gelu = false, xpos = false;

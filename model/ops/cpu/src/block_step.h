@@ -46,7 +46,7 @@ private:
             map(x, x, p.normed, m.hidden, [](F a, F c) { return a + c; });
         }
         if (m.rotary != Rotary::none)
-            rotation(position, m.rope_theta, m.key / 2, buffer(B::cos, row), buffer(B::sin, row));
+            rotation(position, m.frequencies, m.key / 2, buffer(B::cos, row), buffer(B::sin, row));
     }
 
     int num_heads(const Part& part) const { return part.sequences.num * m.num_heads; }

@@ -5,12 +5,27 @@
 
 namespace everstream {
 
-void read_bounded(BoundedModel& m, const Options& options, bool gated) {
+namespace {
+
+// Of the pairs of channels that turn, divided by the factors where there are some.
+const double* read_frequencies(const BoundedModel& m, const Options& options, Packer& p) {
+    const int half = m.rotary_size / 2, num_factors = options.integer("num_rope_factors");
+    double* frequencies = rope_frequencies(p, options.number("rope_theta"), half);
+    if (num_factors && num_factors != half)
+        throw std::invalid_argument("num_rope_factors is not half of rotary_dim");
+    for (int i = 0; i < num_factors; i++)
+        frequencies[i] /= options.number("rope_factor_" + std::to_string(i));
+    return frequencies;
+}
+
+}  // namespace
+
+void read_bounded(BoundedModel& m, const Options& options, Packer& p, bool gated) {
     m.num_heads = options.integer("num_heads");
     m.num_kv_heads = options.integer("num_kv_heads");
     m.head_size = options.integer("head_dim");
     m.rotary_size = options.integer("rotary_dim");
-    m.rope_theta = options.number("rope_theta");
+    m.frequencies = read_frequencies(m, options, p);
     m.gated = gated;
     m.context = options.integer("context");
     m.sinks = options.integer("sinks");
@@ -32,8 +47,10 @@ BoundedAttention read_attention(
     if (l.in.n != m.rows_of_in())
         throw std::invalid_argument("weight '" + mixer + "q.weight' has another shape");
     l.out = p.pack({mixer + "out"}, m.precision);
-    l.q_norm = p.vector(mixer + "q_norm.weight");
-    l.k_norm = p.vector(mixer + "k_norm.weight");
+    if (p.has(mixer + "q_norm.weight")) {
+        l.q_norm = p.vector(mixer + "q_norm.weight");
+        l.k_norm = p.vector(mixer + "k_norm.weight");
+    }
     l.k = options.state(layer, "k");
     l.v = options.state(layer, "v");
     return l;

@@ -7,7 +7,7 @@
 namespace everstream {
 
 // The options of all bounded models. `gated`: whether each query has a gate.
-void read_bounded(BoundedModel& model, const Options& options, bool gated);
+void read_bounded(BoundedModel& model, const Options& options, Packer& packer, bool gated);
 // The layer's `mixer` if it is one of attention.
 bool is_attention(const Packer& packer, const std::string& mixer);
 BoundedAttention read_attention(

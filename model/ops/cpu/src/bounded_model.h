@@ -15,7 +15,8 @@ struct BoundedAttention {
     // The rows of `in`: queries [H][F], each before its gate [F] where there is one; keys [G][F] and
     // values [G][F].
     Matrix in, out;
-    const float *q_norm = nullptr, *k_norm = nullptr;  // [F]
+    const float *q_norm = nullptr, *k_norm = nullptr;  // [F], or null where there are none
+    bool rotates = true;  // whether queries and keys have positions
     // Byte offsets of the first block's keys [G][F][positions] and values [G][positions][F].
     size_t k = 0, v = 0;
 };
@@ -23,7 +24,7 @@ struct BoundedAttention {
 struct BoundedModel : Model {
     int num_heads = 0, num_kv_heads = 0, head_size = 0;  // H, G and F
     int rotary_size = 0;  // channels that turn
-    double rope_theta = 0;
+    const double* frequencies = nullptr;  // of the pairs that turn, in radians a position
     bool gated = false;
     int context = 0, sinks = 0;  // positions, and those that never lose their place
     bool slides = false;         // whether later positions take the places of the oldest

@@ -31,9 +31,9 @@ protected:
             if (!m.context) return;  // no layer is attention
             const int half = m.rotary_size / 2;
             float* at = buffer(B::angles, row);
-            rotation(b.positions[row], m.rope_theta, half, at, at + half);
+            rotation(b.positions[row], m.frequencies, half, at, at + half);
             if (is_beyond(row))
-                rotation(m.context - 1, m.rope_theta, half, at + 2 * half, at + 3 * half);
+                rotation(m.context - 1, m.frequencies, half, at + 2 * half, at + 3 * half);
         });
     }
 
@@ -83,23 +83,24 @@ private:
 
     // Norms and turns the queries and the key of a row, for one key head.
     void bring(const BoundedAttention& l, int row, int kv) {
-        const int n = m.head_size, half = m.rotary_size / 2;
-        const float *angles = buffer(B::angles, row), *near = angles + 2 * half;
+        const int n = m.head_size, turning = m.rotary_size / 2, half = l.rotates ? turning : 0;
+        const float* angles = buffer(B::angles, row);
+        const float *sine = angles + turning, *near = sine + turning, *near_sine = near + turning;
         const float root = 1.0f / std::sqrt(float(n));
         for (int head = kv * m.group(); head < (kv + 1) * m.group(); head++) {
             float* q = query(row, head);
-            rms_norm(q, l.q_norm, m.eps, n);
+            if (l.q_norm) rms_norm(q, l.q_norm, m.eps, n);
             scale(q, root, n);
             if (is_beyond(row)) {
                 float* to_sinks = buffer(B::near, row) + head * n;
                 std::memcpy(to_sinks, q, size_t(n) * 4);
-                rotate(to_sinks, near, near + half, half);
+                rotate(to_sinks, near, near_sine, half);
             }
-            rotate(q, angles, angles + half, half);
+            rotate(q, angles, sine, half);
         }
         float* k = key(row, kv);
-        rms_norm(k, l.k_norm, m.eps, n);
-        rotate(k, angles, angles + half, half);
+        if (l.k_norm) rms_norm(k, l.k_norm, m.eps, n);
+        rotate(k, angles, sine, half);
         const int sequence =
             sequence_at(row, [this](int sequence) { return int(b.first_row[sequence]); });
         if (!turns(sequence)) keep(l, sequence, row, kv);

@@ -1,6 +1,7 @@
 #include "family.h"
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 
 namespace everstream {
@@ -58,6 +59,12 @@ void read_end(Model& m, Packer& packer) {
     m.norm = packer.norm("norm");
     const char* head = packer.has("head.weight") ? "head" : "embedding";
     m.head = packer.pack({head}, m.precision);
+}
+
+double* rope_frequencies(Packer& packer, double theta, int half) {
+    double* frequencies = packer.arena.make<double>(half);
+    for (int i = 0; i < half; i++) frequencies[i] = std::pow(theta, -double(i) / double(half));
+    return frequencies;
 }
 
 Mlp read_mlp(Packer& packer, const std::string& block, Precision precision) {

@@ -48,6 +48,8 @@ BuiltModel build(
 // What all families read: first the embedding and the sizes, after the layers the norm and the head.
 void read_beginning(Model& model, const Options& options, Packer& packer, Precision precision);
 void read_end(Model& model, Packer& packer);
+// Of `half` pairs of channels with rotary positions: theta^(-i / half).
+double* rope_frequencies(Packer& packer, double theta, int half);
 // `block`mlp_norm and `block`mlp.
 Mlp read_mlp(Packer& packer, const std::string& block, Precision precision);
 

@@ -37,7 +37,7 @@ Lfm2Layer read_layer(const Lfm2Model& m, const Options& o, Packer& p, int index)
 std::shared_ptr<const Model> build(const Options& o, Packer& p, Precision precision) {
     auto m = std::make_shared<Lfm2Model>();
     read_beginning(*m, o, p, precision);
-    read_bounded(*m, o, false);
+    read_bounded(*m, o, p, false);
     m->conv_size = o.integer("conv_size");
     auto* layers = p.arena.make<Lfm2Layer>(m->num_layers);
     for (int i = 0; i < m->num_layers; i++) layers[i] = read_layer(*m, o, p, i);

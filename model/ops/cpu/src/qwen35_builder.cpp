@@ -45,7 +45,7 @@ Qwen35Layer read_layer(const Qwen35Model& m, const Options& o, Packer& p, int in
 std::shared_ptr<const Model> build(const Options& o, Packer& p, Precision precision) {
     auto m = std::make_shared<Qwen35Model>();
     read_beginning(*m, o, p, precision);
-    read_bounded(*m, o, true);
+    read_bounded(*m, o, p, true);
     m->num_key_heads = o.integer("num_key_heads");
     m->num_value_heads = o.integer("num_value_heads");
     m->key_size = o.integer("key_head_dim");

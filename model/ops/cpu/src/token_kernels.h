@@ -42,10 +42,11 @@ inline float softplus_decay(double a, float rate) {
     return float(std::expm1(double(rate) * softplus(a)));
 }
 
-// The cosines and sines of a position, [half] each.
-inline void rotation(int64_t position, double theta, int half, float* cos, float* sin) {
+// The cosines and sines of a position, [half] each; `frequencies` in radians a position.
+inline void rotation(
+    int64_t position, const double* frequencies, int half, float* cos, float* sin) {
     for (int i = 0; i < half; i++) {
-        const double angle = double(position) * std::pow(theta, -double(i) / double(half));
+        const double angle = double(position) * frequencies[i];
         cos[i] = float(std::cos(angle));
         sin[i] = float(std::sin(angle));
     }

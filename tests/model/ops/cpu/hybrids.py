@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from model.architectures.bounded import with_past
-from model.architectures.hybrid import HybridConfig
+from model.architectures.hybrid import BoundedConfig
 from model.architectures.lfm2.config import Lfm2Config
+from model.architectures.llama.config import LlamaConfig
 from model.architectures.qwen35.config import Qwen35Config
 
 Weights = dict[str, npt.NDArray[np.float32]]
@@ -22,10 +23,11 @@ _QWEN35 = {
     "attention_layers": (1,),
     "rope_theta": 1e4,
 }
+_LLAMA = {key: value for key, value in _QWEN35.items() if key != "attention_layers"}
 _LFM2 = {**_QWEN35, "attention_layers": (0, 2)}
 #: One, two and four queries to a key; as many value heads as key heads, twice and three times.
 #: Sizes of heads that are whole vectors and others, and a model without attention.
-CONFIGS: dict[str, HybridConfig] = {
+CONFIGS: dict[str, BoundedConfig] = {
     "qwen35": Qwen35Config(
         **_QWEN35,
         num_attention_heads=4,
@@ -77,13 +79,31 @@ CONFIGS: dict[str, HybridConfig] = {
         conv_size=5,
         tied=False,
     ),
+    "llama": LlamaConfig(
+        **_LLAMA,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=10,
+        rope_factors=(1.0, 1.0, 3.0, 8.0, 8.0),
+        unrotated_layers=(1,),
+        qkv_bias=True,
+        out_bias=True,
+        tied=False,
+    ),
+    "llama-square": LlamaConfig(
+        **{**_LLAMA, "hidden_size": 64},
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=64,
+        qk_norm=True,
+    ),
 }
 
 
-def config_of(name: str, context: int = 32, past: str = "slide") -> HybridConfig:
+def config_of(name: str, context: int = 32, past: str = "slide") -> BoundedConfig:
     """The config with this bound, where it has attention."""
     config = CONFIGS[name]
-    return with_past(config, context, past) if config.attention_layers else config
+    return config if config.constant_state else with_past(config, context, past)
 
 
 @cache
@@ -92,7 +112,7 @@ def random_weights(name: str) -> Weights:
     return drawn_for(CONFIGS[name])
 
 
-def drawn_for(config: HybridConfig) -> Weights:
+def drawn_for(config: BoundedConfig) -> Weights:
     """Weights of every kind, none zero, that keep the activations near one."""
     chance = np.random.default_rng(0)
     weights = {}
@@ -100,6 +120,8 @@ def drawn_for(config: HybridConfig) -> Weights:
         weight = chance.standard_normal(shape)
         if key.endswith("norm.weight"):
             weight = 1 + 0.2 * weight
+        elif key.endswith(".bias"):
+            weight = 0.2 * weight
         elif key.endswith("A_log"):
             weight = 0.7 * weight - 2
         elif key.endswith("conv"):

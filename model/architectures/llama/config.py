@@ -1,0 +1,102 @@
+"""The config of a Llama model, its state and its weights' names and shapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from model.architectures.decoder_shapes import attention_shapes, decoder_shapes
+from model.architectures.hybrid import BoundedConfig
+from model.files import ConfigError
+from model.tensor_spec import Shape, TensorSpec
+
+
+@dataclass(frozen=True)
+class LlamaConfig(BoundedConfig):
+    """Everything that decides the shapes of weights and state."""
+
+    model_type: ClassVar[str] = "everstream-llama"
+    attention: ClassVar[str] = "llama"
+    options: ClassVar[tuple[str, ...]] = (
+        *("num_key_value_heads", "qk_norm", "qkv_bias", "out_bias", "unrotated_layers"),
+    )
+
+    vocab_size: int
+    hidden_size: int = 576
+    num_hidden_layers: int = 30
+    #: The width inside the MLP.
+    intermediate_size: int = 1536
+    num_attention_heads: int = 9
+    num_key_value_heads: int = 3
+    head_dim: int = 64
+    rope_theta: float = 1e4
+    #: What the frequency of each pair of channels is divided by [head_dim / 2]; none is all one.
+    rope_factors: tuple[float, ...] = ()
+    #: Indices of layers whose queries and keys have no positions, as SmolLM3 has some.
+    unrotated_layers: tuple[int, ...] = ()
+    #: Whether queries and keys have norms, as in Qwen3.
+    qk_norm: bool = False
+    #: Whether queries, keys and values have biases, as in Qwen2.
+    qkv_bias: bool = False
+    #: Whether the output of attention has one.
+    out_bias: bool = False
+    norm_eps: float = 1e-5
+    tied: bool = True
+    bos_token_id: int = 0
+    eos_token_id: int = 0
+    max_context: int = 2048
+    context: int = 0
+    past: str = "stop"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.head_dim % 2:
+            raise ConfigError(f"head_dim must be even, not {self.head_dim}")
+        for name in ("qk_norm", "qkv_bias", "out_bias"):
+            if type(getattr(self, name)) is not bool:
+                raise ConfigError(f"{name} must be a boolean, not {getattr(self, name)!r}")
+        self._set("rope_factors", self._factors(self.rope_factors))
+        self._set("unrotated_layers", self._layers(self.unrotated_layers))
+
+    def _factors(self, values: Any) -> tuple[float, ...]:
+        """As a JSON file has them, a list."""
+        factors = tuple(values) if isinstance(values, list | tuple) else ("",)
+        if len(factors) not in (0, self.head_dim // 2) or not all(
+            type(factor) is float and 0.0 < factor < 1e30 for factor in factors
+        ):
+            raise ConfigError(
+                f"rope_factors must be {self.head_dim // 2} positive floats or none,"
+                f" not {values!r:.80}"
+            )
+        return factors
+
+    def _layers(self, values: Any) -> tuple[int, ...]:
+        layers = tuple(values) if isinstance(values, list | tuple) else (-1,)
+        known = range(self.num_hidden_layers)
+        if not all(type(layer) is int and layer in known for layer in layers):
+            raise ConfigError(
+                f"unrotated_layers must be a list of numbers in 0..{known[-1]}, not {values!r:.80}"
+            )
+        return tuple(sorted(set(layers)))
+
+    @property
+    def is_attention(self) -> list[bool]:
+        """Of each layer: all are."""
+        return [True] * self.num_hidden_layers
+
+    def layer_states(self) -> list[dict[str, TensorSpec]]:
+        """See `model.architectures.config.Config`."""
+        return [self.past_state()] * self.num_hidden_layers
+
+    def weight_shapes(self) -> dict[str, Shape]:
+        """See `model.architectures.config.Config`."""
+        mixer = attention_shapes(
+            self.hidden_size,
+            self.num_attention_heads,
+            self.num_key_value_heads,
+            self.head_dim,
+            qk_norm=self.qk_norm,
+            qkv_bias=self.qkv_bias,
+            out_bias=self.out_bias,
+        )
+        return decoder_shapes(self, [mixer] * self.num_hidden_layers, self.tied)
