@@ -33,7 +33,11 @@ def save_progress(
             tensors |= {f"optimizer.{i}.{key}.{name}": value for name, value in values.items()}
     for layer, parts in enumerate(state):
         tensors |= {f"state.{layer}.{name}": part for name, part in parts.items()}
+    write_progress(folder, tensors, progress)
 
+
+def write_progress(folder: Path, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
+    """Replaces ``folder`` by one with these tensors and JSON values; `load_progress` reads it."""
     partial, old = folder.with_suffix(".partial"), folder.with_suffix(".old")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
