@@ -1,0 +1,85 @@
+"""The far part of retrieval layers: the gated delta rule on what left the window.
+
+    S_t = a_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T     per head of keys
+    o = (o_near + w q^T S) / (1 + w),   w = exp(c . q / sqrt(K) + d)     per head of queries
+
+after Yang et al. 2024, "Gated Delta Networks", eq. 10. Of the layer's own keys and queries, not
+rotated, k is softmax([k U, -k U]) and q softmax([q W, -q W]), both of unit length: the features of
+the relative part, which come closer to the source's attention than a linear map with silu. The
+gates are functions of the key and the value, which is all that is left of a token when it leaves
+the window.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from model.convert.linearize.plan import LlamaShape
+from model.convert.linearize.relative import far_weight, signed_softmax
+from model.ops.delta import delta_chunk
+
+#: At the start w = exp(-2), beta = sigmoid(-2) = 0.12 and a = sigmoid(7) = 0.999.
+INITIAL_SCALE, INITIAL_BETA, INITIAL_KEEP = -2.0, -2.0, 7.0
+
+
+class DeltaFar(nn.Module):
+    """See the module's docstring."""
+
+    def __init__(self, shape: LlamaShape, features: int) -> None:
+        super().__init__()
+        heads, num_kv_heads, width = shape.num_heads, shape.num_kv_heads, shape.head_dim
+        eye = torch.eye(width)[:, : features // 2]
+        self.key_map = nn.Parameter(eye.repeat(num_kv_heads, 1, 1))
+        self.query_map = nn.Parameter(eye.repeat(heads, 1, 1))
+        self.scale = nn.Parameter(torch.zeros(heads, width))
+        self.bias = nn.Parameter(torch.full((heads,), INITIAL_SCALE))
+        #: Of beta and of the decay, from key and value.
+        self.gates = nn.Parameter(torch.zeros(num_kv_heads, 2 * width, 2))
+        start = torch.tensor([INITIAL_BETA, INITIAL_KEEP])
+        self.gate_bias = nn.Parameter(start.repeat(num_kv_heads, 1))
+
+    def features(self, x: Tensor, weight: Tensor) -> Tensor:
+        """[B, heads, T, K] by [heads, K, m / 2] to [B, heads, T, m] of unit length."""
+        return F.normalize(signed_softmax((x @ weight).float()), dim=-1)
+
+    def gate_logits(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of beta and of the decay, each [B, H_kv, T]."""
+        logits = torch.cat([k, v], dim=-1) * k.shape[-1] ** -0.5 @ self.gates
+        beta, keep = (logits.float() + self.gate_bias.unsqueeze(1)).unbind(dim=-1)
+        return beta, keep
+
+    def empty_state(self, rows: int) -> Tensor:
+        """S: zeros [rows, H_kv, m, K]."""
+        num_kv_heads, width, half = self.key_map.shape
+        return self.key_map.new_zeros(rows, num_kv_heads, 2 * half, width)
+
+    def chunk(
+        self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gives w q^T S [B, H, T, K], w [B, H, T, 1] and the state, as `RelativeFar.chunk`.
+
+        A token that is not kept changes nothing, and w is 0 as long as none was.
+        """
+        group = q.shape[1] // k.shape[1]
+        beta, keep_logit = self.gate_logits(k, v)
+        beta = beta.sigmoid() * keep.squeeze(-1)
+        log_decay = F.logsigmoid(keep_logit) * keep.squeeze(-1)
+        keys = self.features(k, self.key_map)
+        # Every head of queries has its own copy of the state of its group.
+        repeated = (
+            t.repeat_interleave(group, dim=1) for t in (keys, v.float(), beta, log_decay, state)
+        )
+        keys, v, beta, log_decay, state = repeated
+        queries = self.features(q, self.query_map)
+        read, state = delta_chunk(
+            queries.transpose(1, 2),
+            keys.transpose(1, 2),
+            v.transpose(1, 2),
+            beta.transpose(1, 2),
+            log_decay.transpose(1, 2),
+            state,
+        )
+        weight = far_weight(q, self.scale, self.bias) * keep
+        return weight * read.transpose(1, 2), weight, state[:, ::group]

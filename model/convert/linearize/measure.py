@@ -1,0 +1,122 @@
+"""What a model knows, beside the source: bits per byte, and recall of a told fact by distance.
+
+A model is here a function from ids [B, T] to the input of the head [B, T, D].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model.convert.linearize.sequences import SEPARATOR
+from model.evaluation import Half, documents
+from model.tokenizer import Tokenizer
+
+Hidden = Callable[[Tensor], Tensor]
+#: Rows of the head's logits at a time.
+ROWS = 256
+#: Positions at which a bin of `bits_by_position` ends.
+BINS = (64, 256, 1024, 2048, 4096)
+
+COLORS = ("red", "blue", "green", "yellow", "black", "white", "pink", "brown")
+NAMES = ("Anna", "Tom", "Lucy", "Peter", "Mary", "Sam", "Emma", "Jack")
+
+
+@dataclass(frozen=True)
+class Bits:
+    """Bits per byte of sequences from the empty state: of all tokens, and by position (`BINS`)."""
+
+    all: float
+    by_position: dict[int, float]
+
+
+def half_ids(file: Path, tokenizer: Tokenizer, half: Half) -> Tensor:
+    """Ids of the first half of a validation text, to choose by, or of the second, to report."""
+    separator = tokenizer.special_ids[SEPARATOR]
+    ids: list[int] = []
+    for text in documents(file, half):
+        ids += [*tokenizer.encode(text), separator]
+    return torch.tensor(ids)
+
+
+def samples(ids: Tensor, count: int, num_tokens: int) -> Tensor:
+    """``count`` pieces of ``num_tokens`` ids at even distances."""
+    starts = torch.linspace(0, len(ids) - num_tokens, count).long()
+    return torch.stack([ids[start : start + num_tokens] for start in starts])
+
+
+@torch.no_grad()
+def bits_per_byte(hidden: Hidden, head: Tensor, ids: Tensor, num_bytes: Tensor) -> Bits:
+    """Of ``ids`` [N, T], each row a text from the empty state; ``num_bytes`` are of each id."""
+    nats = torch.stack([_nats(hidden(row[None])[0], head, row) for row in ids.to(head.device)])
+    sizes = num_bytes[ids[:, 1:]].double().to(head.device)
+
+    def bits(part: slice) -> float:
+        total = nats[:, part].sum() / math.log(2)
+        return float(total / sizes[:, part].sum().clamp_min(1.0))
+
+    ends = [0, *(end for end in BINS if end < ids.shape[1]), ids.shape[1]]
+    by_position = {b: bits(slice(a, b - 1)) for a, b in pairwise(ends)}
+    return Bits(bits(slice(None)), by_position)
+
+
+def _nats(hidden: Tensor, head: Tensor, ids: Tensor) -> Tensor:
+    """-log p [T - 1] of each id but the first, float64."""
+    parts = []
+    for start in range(0, len(ids) - 1, ROWS):
+        end = min(start + ROWS, len(ids) - 1)
+        log_p = (hidden[start:end] @ head.t()).log_softmax(dim=-1)
+        parts.append(-log_p.gather(1, ids[start + 1 : end + 1, None])[:, 0])
+    return torch.cat(parts).double()
+
+
+def token_bytes(tokenizer: Tokenizer) -> Tensor:
+    """Bytes of each id; special ids have none."""
+    sizes = [len(tokenizer.token_bytes(id)) for id in range(tokenizer.vocab_size)]
+    for id in tokenizer.special_names:
+        sizes[id] = 0
+    return torch.tensor(sizes)
+
+
+@dataclass(frozen=True)
+class Recall:
+    """Of a told colour: how often it is the first of the eight, and the mean log2 of its share."""
+
+    accuracy: float
+    bits: float
+    count: int
+
+
+@torch.no_grad()
+def recall(
+    hidden: Hidden, head: Tensor, tokenizer: Tokenizer, filler: Tensor, distance: int, count: int
+) -> Recall:
+    """Asks ``count`` times for a favourite colour that was told ``distance`` tokens before.
+
+    ``filler`` are ids of other text. A guess is right one time in eight.
+    """
+    rng = np.random.default_rng(0)
+    colors = torch.tensor(
+        [tokenizer.encode(f" {color}")[0] for color in COLORS], device=head.device
+    )
+    begin = tokenizer.encode("Here is a list of facts and a story.\n\n")
+    right, bits = 0, 0.0
+    for number in range(count):
+        name, color = NAMES[number % len(NAMES)], int(rng.integers(len(COLORS)))
+        fact = tokenizer.encode(f"{name}'s favorite color is {COLORS[color]}.\n\n")
+        asked = tokenizer.encode(f"\n\n{name}'s favorite color is")
+        length = distance - len(asked)
+        start = int(rng.integers(len(filler) - length))
+        text = [*begin, *fact, *filler[start : start + length].tolist(), *asked]
+        last = hidden(torch.tensor([text], device=head.device))[0, -1]
+        log_p = (head[colors] @ last).log_softmax(dim=-1)
+        right += int(log_p.argmax() == color)
+        bits += float(log_p[color]) / math.log(2)
+    return Recall(right / count, bits / count, count)

