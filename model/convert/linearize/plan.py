@@ -61,7 +61,7 @@ class LayerPlan:
     def state_bytes(self, shape: LlamaShape, sinks: int) -> int:
         """Bytes of a session's state in this layer."""
         slots = (self.window + sinks) * 2 * shape.head_dim * KEY_BYTES
-        # The relative part has the sum of its features beside that of the values.
+        # The relative part has the sum of its features next to that of the values.
         columns = shape.head_dim + (1 if self.far == "relative" else 0)
         return shape.num_kv_heads * (slots + self.features * columns * SUM_BYTES)
 

@@ -1,4 +1,4 @@
-"""Questions that chats for training begin and go on with.
+"""Questions that chats for training begin with and continue.
 
 None is a question of `benchmarks/chats/questions.json`, by which conversions are judged.
 """

@@ -93,7 +93,7 @@ KINDS = (
 ASKS = (
     "Please tell me something.",
     "Can you write a story for me?",
-    "Please go on.",
+    "Please continue.",
     "Tell me more.",
     "Write a few sentences.",
 )

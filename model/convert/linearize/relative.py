@@ -1,4 +1,4 @@
-"""The far part of most layers: bounded features of what left the window, beside the near sum.
+"""The far part of most layers: bounded features of what left the window, next to the near sum.
 
     phi_k(k) = softmax([k U, -k U])                      U per head of keys
     phi_q(q) = exp(a . q / sqrt(K) + b) softmax([q W, -q W])    W, a, b per head of queries
