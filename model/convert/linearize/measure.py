@@ -1,4 +1,4 @@
-"""What a model knows, compared with the source: bits per byte, and recall of a told fact by distance.
+"""What a model knows next to the source: bits per byte, and recall of a told fact by distance.
 
 A model is here a function from ids [B, T] to the input of the head [B, T, D].
 """
