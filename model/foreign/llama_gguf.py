@@ -6,7 +6,7 @@ row ``2 i + s`` is row ``s F / 2 + i`` of the original, for F rows of a head.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,8 @@ from model.foreign.renamed import Renamed
 from model.weights import Array, WrappedWeights
 from model.weights.gguf_file import GgufFile
 
+#: Rows of a tensor, from one to before another.
+Read = Callable[[str, int, int | None], Array]
 #: What the frequencies of rotary positions are divided by, where they are scaled.
 FACTORS = "rope_freqs.weight"
 
@@ -130,12 +132,11 @@ class PairedRows(WrappedWeights):
     def _order_of(self, name: str) -> npt.NDArray[Any] | None:
         return self._orders.get(name.split(".")[2]) if name.startswith("blk.") else None
 
-    def _in_order(self, read: Any, name: str, begin: int, end: int | None) -> Array:
+    def _in_order(self, read: Read, name: str, begin: int, end: int | None) -> Array:
         """The rows of the heads around them are read, and of these those that are asked for."""
         order = self._order_of(name)
         if order is None:
-            found: Array = read(name, begin, end)
-            return found
+            return read(name, begin, end)
         order = order[begin:end]
         if not len(order):
             return read(name, 0, 0)

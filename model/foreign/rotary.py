@@ -101,8 +101,8 @@ def read_rotary(
                 for name, default in defaults.items()
             }
             _check_scaling(family, field, numbers)
-    rotary = Rotary(*(source.as_number(name, value) for name, value in values.items()))
-    return rotary._replace(scaling=scaling, numbers=numbers)
+    base, *parts = (source.as_number(name, value) for name, value in values.items())
+    return Rotary(base, parts[0] if parts else 1.0, scaling, numbers)
 
 
 def _check_scaling(family: str, field: str, numbers: Mapping[str, float]) -> None:
