@@ -141,4 +141,5 @@ class PairedRows(WrappedWeights):
         if not len(order):
             return read(name, 0, 0)
         first = int(order.min())
-        return read(name, first, int(order.max()) + 1)[order - first]
+        rows: Array = read(name, first, int(order.max()) + 1)[order - first]
+        return rows
