@@ -190,9 +190,18 @@ def test_falcon_cuts_punctuation_and_digits_by_threes() -> None:
     assert [word for word, _ in found] == pieces
 
 
-def test_lfm2_cuts_texts_as_llama_3() -> None:
+def test_smollm_cuts_each_digit() -> None:
+    codec = read(byte_level_metadata() | {P + "pre": "smollm"}, 300)
+    assert isinstance(codec, LibraryCodec)
+    found = words(Backend.from_str(codec.content()), "I'll pay 2024.5")
+    pieces = ["I", "'ll", "\u0120pay", "\u0120", "2", "0", "2", "4", ".", "5"]
+    assert [word for word, _ in found] == pieces
+
+
+@pytest.mark.parametrize("pre", ["lfm2", "llama-bpe"])
+def test_lfm2_cuts_texts_as_llama_3(pre: str) -> None:
     """Digits by threes; accents are no letters."""
-    codec = read(byte_level_metadata() | {P + "pre": "lfm2"}, 300)
+    codec = read(byte_level_metadata() | {P + "pre": pre}, 300)
     assert isinstance(codec, LibraryCodec)
     found = words(Backend.from_str(codec.content()), "I'LL say 1234567\n\n\n  a.b  ")
     pieces = ["I", "'LL", "\u0120say", "\u0120", "123", "456", "7", "\u010a\u010a\u010a"]
@@ -253,7 +262,7 @@ def test_broken_vocabulary_is_named(change: dict[str, Any], message: str) -> Non
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"pre": "llama-bpe"}, "tokenizer.ggml.pre 'llama-bpe' is not supported, only gpt-2, "),
+        ({"pre": "gpt-4o"}, "tokenizer.ggml.pre 'gpt-4o' is not supported, only gpt-2, "),
         ({"pre": None}, "tokenizer.ggml.pre 'default' is not supported"),
         ({"merges": None}, "tokenizer.ggml.merges is missing"),
         ({"merges": [b"q"]}, "tokenizer.ggml.merges: "),
