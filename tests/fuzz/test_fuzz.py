@@ -169,7 +169,7 @@ EXAMPLES: dict[str, tuple[str, Change, str]] = {
     "heads and their size": (
         "llama",
         config(num_attention_heads=1_000_000, head_dim=32, num_key_value_heads=1),
-        "not for 1000000 queries each",
+        "q_proj.weight is [32, 32], wanted [32000000, 32]",
     ),
     "many heads": ("own", config(num_attention_heads=1_000_000), "qkv.weight is"),
     "layers": ("own", config(num_hidden_layers=1 << 24), "too few for 16777216 layers"),
