@@ -24,6 +24,8 @@ from tests.tiny import tiny_tokenizer
 
 #: With a vocabulary that holds `tiny_tokenizer`'s, and keys and values of one width.
 SERVED = ["qwen35-wide", "qwen35-triple", "lfm2-wide"]
+#: What can be written: a Llama is only read.
+EXPORTED = [name for name in HYBRIDS if name.startswith(("qwen35", "lfm2"))]
 #: Of logarithms of probabilities down to -12: llama.cpp adds up in other orders.
 LLAMA_TOLERANCE = 0.01
 #: A gated delta net in each layer.
@@ -68,7 +70,7 @@ def test_what_is_written_is_read_back_as_the_same(tmp_path: Path, name: str, kin
     assert found.tokenizer.digest == source.tokenizer.digest
 
 
-@pytest.mark.parametrize("name", [*HYBRIDS, PURE])
+@pytest.mark.parametrize("name", [*EXPORTED, PURE])
 def test_transformers_reads_the_folder_and_agrees(tmp_path: Path, name: str) -> None:
     source = checkpoint(name)
     theirs = AutoModelForCausalLM.from_pretrained(written(source, tmp_path, "hf"))
