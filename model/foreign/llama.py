@@ -60,7 +60,8 @@ def _read(
     max_context: int = 2048,
 ) -> tuple[LlamaConfig, Renamed]:
     """``head_dim``, ``theta`` and ``max_context`` are the family's defaults."""
-    source.ignore("attention_dropout", "pretraining_tp", "rope_interleaved", "is_llama_config")
+    source.ignore("attention_dropout", "pretraining_tp", "is_llama_config")
+    source.choice("rope_interleaved", False)
     source.choice("hidden_act", "silu")
     source.choice("mlp_bias", False)
     num_layers, vocab_size = source.num_layers("num_hidden_layers"), source.integer("vocab_size")

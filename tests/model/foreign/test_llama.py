@@ -74,6 +74,7 @@ def test_older_file_holds_the_base_outside(save: Save, scaling: object) -> None:
         ({"rope_parameters": {"rope_theta": "big"}}, "rope_theta must be a number"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"mlp_bias": True}, "mlp_bias True"),
+        ({"rope_interleaved": True}, "rope_interleaved True"),
         ({"num_key_value_heads": 3}, "num_key_value_heads must divide 4, not 3"),
         ({"num_attention_heads": 0}, "num_attention_heads"),
         ({"sliding_window": 8}, "unknown field 'sliding_window'"),

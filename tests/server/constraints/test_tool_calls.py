@@ -301,7 +301,7 @@ async def test_value_follows_its_schema(
 )
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_refused_function_is_named(form: CallForm, schema: Any, reason: str) -> None:
-    """Whoever finds the fault: our own reading of the schema, or the library's."""
+    """The fault is found by either: our own reading of the schema, or the library's."""
     bad = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
     named = {"name": "bad", "schema": bad}
     format = calls(NOTHING, named, ANYTHING_LISTED, most=2, form=form).model_dump()
