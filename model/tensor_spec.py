@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 Shape = tuple[int, ...]
-DType = Literal["float32", "float64", "int64"]
+DType = Literal["float16", "float32", "float64", "int64"]
 
 #: Positions of the past that lie together in the state of an attention layer.
 POSITION_BLOCK = 16

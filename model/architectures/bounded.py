@@ -13,10 +13,12 @@ from typing import Protocol, TypeVar
 
 from model.architectures.config import Config
 from model.files import ConfigError
-from model.tensor_spec import POSITION_BLOCK, TensorSpec
+from model.tensor_spec import POSITION_BLOCK, DType, TensorSpec
 
 #: Positions at the beginning of a text that never lose their place.
 SINKS = 4
+#: Of keys and values.
+PAST_DTYPE: DType = "float32"
 #: What happens at the bound.
 PASTS = ("stop", "slide")
 #: The smallest bound: a block of which the sinks leave most.
@@ -74,13 +76,16 @@ def place_of(position: int, context: int) -> int:
     return SINKS + (position - SINKS) % (context - SINKS)
 
 
-def past_state(context: int, num_heads: int, head_dim: int) -> dict[str, TensorSpec]:
+def past_state(
+    context: int, num_heads: int, head_dim: int, per_position: bool = True
+) -> dict[str, TensorSpec]:
     """Keys [blocks, H, F, positions] and values [blocks, H, positions, F] of an attention layer.
 
     Keys are turned, so that the scores of all positions of a block are computed side by side.
+    ``per_position``: whether a short text uses a part of it alone.
     """
     blocks, size = context // POSITION_BLOCK, POSITION_BLOCK
     return {
-        "k": TensorSpec((blocks, num_heads, head_dim, size), per_position=True),
-        "v": TensorSpec((blocks, num_heads, size, head_dim), per_position=True),
+        "k": TensorSpec((blocks, num_heads, head_dim, size), PAST_DTYPE, per_position),
+        "v": TensorSpec((blocks, num_heads, size, head_dim), PAST_DTYPE, per_position),
     }

@@ -2,8 +2,9 @@
 
 Grouped queries, rotary positions of the first channels, and where the family has them a norm of
 each query and key, biases, and a sigmoid gate of the output. What the past keeps is
-`model.architectures.bounded`'s. A query sees the `SINKS` first positions as if the text began right
-before the others that it sees: as far away as the bound, at most.
+`model.architectures.bounded`'s, in 16 bits where the state is. A query sees the `SINKS` first
+positions no farther away than ``farthest``: at a bound as if the text began right before the others
+that it sees.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class BoundedAttention(Mixer):
     """See the module. ``rotary_dim`` channels of ``head_dim`` turn; half of them with the other.
 
     ``rope_factors`` [rotary_dim / 2] divide the frequencies of the pairs; none is all one.
+    ``farthest`` is ``context`` where it is not given.
     """
 
     def __init__(
@@ -42,11 +44,12 @@ class BoundedAttention(Mixer):
         qkv_bias: bool = False,
         out_bias: bool = False,
         rope_factors: Sequence[float] = (),
+        farthest: int = 0,
     ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.rotary_dim, self.rope_theta, self.rope_factors = rotary_dim, rope_theta, rope_factors
-        self.gated, self.context = gated, context
+        self.gated, self.context, self.farthest = gated, context, farthest or context
         rows = num_heads * head_dim * (2 if gated else 1)
         self.q = nn.Linear(width, rows, bias=qkv_bias)
         self.k = nn.Linear(width, num_kv_heads * head_dim, bias=qkv_bias)
@@ -61,20 +64,38 @@ class BoundedAttention(Mixer):
         if self.gated:
             q, gate = q.chunk(2, dim=-1)
         k = _normed(self._heads(self.k(x), self.num_kv_heads), self.k_norm)
-        v = self._heads(self.v(x), self.num_kv_heads).float()
+        # What is kept is rounded, so that a token sees the same of those next to it and before.
+        v = self._heads(self.v(x), self.num_kv_heads).to(state["v"].dtype).float()
         q = _normed(q, self.q_norm)
         at = position[:, None] + torch.arange(x.shape[1], device=x.device)  # [B, T]
-        k = self._rotate(k, at)
-        y = self._attend(q, k, v, state, position, at)
+        k = self.rotate(k, at).to(state["k"].dtype).float()
+        y = self.attend(q, k, v, state, position, at)
+        y, after = self.with_far(y, q, k, v, state, position, at)
         if gate is not None:
             y = y * torch.sigmoid(gate.float())
-        return self.out(y.flatten(-2).to(x.dtype)), self._kept(k, v, state, position, at)
+        return self.out(y.flatten(-2).to(x.dtype)), after | self._kept(k, v, state, position, at)
+
+    def with_far(
+        self,
+        y: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: State,
+        position: Tensor,
+        at: Tensor,
+    ) -> tuple[Tensor, State]:
+        """For a subclass that sums what the past does not hold; its output and that state.
+
+        ``y`` is what `attend` gives, k is rotated and q is not.
+        """
+        return y, {}
 
     def _heads(self, x: Tensor, num: int) -> Tensor:
         heads: Tensor = x.unflatten(-1, (num, -1))
         return heads
 
-    def _rotate(self, x: Tensor, at: Tensor) -> Tensor:
+    def rotate(self, x: Tensor, at: Tensor) -> Tensor:
         """[B, T, H, F] at positions [B, T]."""
         half = self.rotary_dim // 2
         exponent = torch.arange(half, dtype=torch.float64, device=x.device) / half
@@ -88,29 +109,31 @@ class BoundedAttention(Mixer):
         a, b, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
 
-    def _attend(
+    def attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: State, position: Tensor, at: Tensor
     ) -> Tensor:
         """Queries [B, T, H, F], k and v [B, T, Hkv, F] of new tokens; the output like them."""
         used = min(-(-int(position.max()) // POSITION_BLOCK), self.context // POSITION_BLOCK)
-        keys = torch.cat([_rows(state["k"][:, :used].transpose(-1, -2)), k], dim=1)
-        values = torch.cat([_rows(state["v"][:, :used]), v], dim=1)
-        held = self._positions(position)[:, : used * POSITION_BLOCK]
+        keys, values = (
+            torch.cat([held.float(), new], dim=1)
+            for held, new in zip(past_rows(state, used), (k, v), strict=True)
+        )
+        held = self.positions(position)[:, : used * POSITION_BLOCK]
         places = torch.cat([held, at], dim=1)[:, None]  # [B, 1, N + T]
         oldest = at[..., None] - (self.context - SINKS)
         seen = (places >= 0) & (places <= at[..., None])
         seen &= (places < SINKS) | (places > oldest)
         group = self.num_heads // self.num_kv_heads
         keys, values = (x.repeat_interleave(group, dim=2) for x in (keys, values))
-        scores = torch.einsum("bthf,bnhf->bhtn", self._rotate(q, at), keys)
-        nearest = at.clamp(max=self.context - 1)
+        scores = torch.einsum("bthf,bnhf->bhtn", self.rotate(q, at), keys)
+        nearest = at.clamp(max=self.farthest - 1)
         if bool((nearest != at).any()):
-            to_sinks = torch.einsum("bthf,bnhf->bhtn", self._rotate(q, nearest), keys)
+            to_sinks = torch.einsum("bthf,bnhf->bhtn", self.rotate(q, nearest), keys)
             scores = torch.where((places < SINKS)[:, None], to_sinks, scores)
         scores = (scores * self.head_dim**-0.5).masked_fill(~seen[:, None], -torch.inf)
         return torch.einsum("bhtn,bnhf->bthf", scores.softmax(dim=-1), values)
 
-    def _positions(self, position: Tensor) -> Tensor:
+    def positions(self, position: Tensor) -> Tensor:
         """[B] tokens seen to the position that each place holds [B, N]; -1 where it holds none."""
         place = torch.arange(self.context, device=position.device)
         ring = self.context - SINKS
@@ -120,15 +143,16 @@ class BoundedAttention(Mixer):
 
     def _kept(self, k: Tensor, v: Tensor, state: State, position: Tensor, at: Tensor) -> State:
         """The state with new tokens in their places."""
-        held = self._positions(at[:, -1] + 1)
+        held = self.positions(at[:, -1] + 1)
         new = (held - position[:, None]).clamp(min=0)[..., None, None]
         is_new = (held >= position[:, None])[..., None, None]
 
         def kept(old: Tensor, rows: Tensor) -> Tensor:
+            rows = rows.to(old.dtype)
             return torch.where(is_new, rows.gather(1, new.expand(-1, -1, *rows.shape[2:])), old)
 
-        keys = kept(_rows(state["k"].transpose(-1, -2)), k)
-        values = kept(_rows(state["v"]), v)
+        old_keys, old_values = past_rows(state)
+        keys, values = kept(old_keys, k), kept(old_values, v)
         return {"k": _blocks(keys).transpose(-1, -2), "v": _blocks(values)}
 
 
@@ -137,6 +161,11 @@ def _normed(heads: Tensor, norm: nn.RMSNorm | None) -> Tensor:
     if norm is None:
         return heads.float()
     return F.rms_norm(heads.float(), norm.weight.shape, norm.weight.float(), norm.eps)
+
+
+def past_rows(state: State, num_blocks: int | None = None) -> tuple[Tensor, Tensor]:
+    """Keys and values [B, N, H, F] of the first blocks, or of all."""
+    return _rows(state["k"][:, :num_blocks].transpose(-1, -2)), _rows(state["v"][:, :num_blocks])
 
 
 def _rows(blocks: Tensor) -> Tensor:

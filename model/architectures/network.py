@@ -21,7 +21,12 @@ State = dict[str, Tensor]
 ModelState = tuple[State, ...]
 
 #: The dtypes of a `TensorSpec`.
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
+DTYPES = {
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "int64": torch.int64,
+}
 
 #: Where a layer with a loss of its own (a commitment loss, say) appends it, a scalar.
 Losses = list[Tensor] | None

@@ -49,6 +49,8 @@ def covers(config: Config) -> bool:
     for name, value in config.attention_options.items():
         if value in WITHOUT_KERNELS.get((config.attention, name), ()):
             return False
+    if getattr(config, "windows", ()):
+        return False  # so far
     return ARCHITECTURES[config.model_type].native is not None
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
+from model.architectures.bounded import past_state
+from model.architectures.config import check_positive
 from model.architectures.decoder_shapes import attention_shapes, decoder_shapes
 from model.architectures.hybrid import BoundedConfig
+from model.architectures.llama.layer_plan import LayerPlan, read_plans
 from model.files import ConfigError
 from model.tensor_spec import Shape, TensorSpec
 
@@ -18,8 +21,9 @@ class LlamaConfig(BoundedConfig):
     model_type: ClassVar[str] = "everstream-llama"
     attention: ClassVar[str] = "llama"
     options: ClassVar[tuple[str, ...]] = (
-        *("num_key_value_heads", "qk_norm", "qkv_bias", "out_bias", "unrotated_layers"),
+        *("num_key_value_heads", "qk_norm", "qkv_bias", "out_bias", "unrotated_layers", "windows"),
     )
+    added_later: ClassVar[tuple[str, ...]] = ("windows",)
 
     vocab_size: int
     hidden_size: int = 576
@@ -47,8 +51,13 @@ class LlamaConfig(BoundedConfig):
     max_context: int = 2048
     context: int = 0
     past: str = "stop"
+    #: Of each layer, where the state is constant: then the first tokens are seen no farther away
+    #: than ``max_context``, and there is no bound.
+    windows: tuple[LayerPlan, ...] = ()
 
     def __post_init__(self) -> None:
+        check_positive(self, "num_hidden_layers")
+        self._set("windows", read_plans(self.windows, self.num_hidden_layers))
         super().__post_init__()
         if self.head_dim % 2:
             raise ConfigError(f"head_dim must be even, not {self.head_dim}")
@@ -81,12 +90,25 @@ class LlamaConfig(BoundedConfig):
 
     @property
     def is_attention(self) -> list[bool]:
-        """Of each layer: all are."""
-        return [True] * self.num_hidden_layers
+        """Of each layer whether its past grows: of all or none."""
+        return [not self.windows] * self.num_hidden_layers
+
+    @property
+    def attention_options(self) -> dict[str, Any]:
+        """See `model.architectures.config.Config`."""
+        windows = [asdict(plan) for plan in self.windows]
+        return {**super().attention_options, "windows": windows}
 
     def layer_states(self) -> list[dict[str, TensorSpec]]:
         """See `model.architectures.config.Config`."""
-        return [self.past_state()] * self.num_hidden_layers
+        heads, width = self.num_key_value_heads, self.head_dim
+        if not self.windows:
+            return [self.past_state()] * self.num_hidden_layers
+        return [
+            past_state(plan.context, heads, width, per_position=False)
+            | plan.far_state(heads, width)
+            for plan in self.windows
+        ]
 
     def weight_shapes(self) -> dict[str, Shape]:
         """See `model.architectures.config.Config`."""
@@ -99,4 +121,9 @@ class LlamaConfig(BoundedConfig):
             qkv_bias=self.qkv_bias,
             out_bias=self.out_bias,
         )
-        return decoder_shapes(self, [mixer] * self.num_hidden_layers, self.tied)
+        mixers = [mixer] * self.num_hidden_layers
+        if self.windows:
+            sizes = self.num_attention_heads, self.num_key_value_heads, self.head_dim
+            far = [plan.far_shapes(*sizes) for plan in self.windows]
+            mixers = [mixer | {f"far.{name}": shape for name, shape in of.items()} for of in far]
+        return decoder_shapes(self, mixers, self.tied)

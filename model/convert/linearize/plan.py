@@ -1,25 +1,15 @@
-"""What each layer keeps of the past, and the bytes of it.
-
-A layer has a window of exact softmax over the last tokens and the first ``sinks`` tokens of the
-text, which many heads rest on (Xiao et al. 2023, "Efficient Streaming Language Models with
-Attention Sinks"). What leaves the window is forgotten, or goes into a far part:
-
-- ``relative``: sums of features, weighed against the near sum (`model.convert.linearize.relative`);
-- ``delta``: the gated delta rule (`model.convert.linearize.delta`).
-"""
+"""What all layers keep of the past: the plans of a conversion."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
+import numpy as np
+
+from model.architectures.bounded import PAST_DTYPE
+from model.architectures.llama.layer_plan import LayerPlan
 from model.files import ConfigError
-
-Far = Literal["none", "relative", "delta"]
-FARS: tuple[Far, ...] = get_args(Far)
-
-KEY_BYTES = 2  # keys and values of the window: 16 bits
-SUM_BYTES = 4  # sums of the far parts: float32
 
 
 @dataclass(frozen=True)
@@ -42,28 +32,11 @@ class LlamaShape:
         return self.num_heads // self.num_kv_heads
 
 
-@dataclass(frozen=True)
-class LayerPlan:
-    """One layer: ``window`` last tokens, the far part, and its features per head of keys."""
-
-    window: int
-    far: Far = "none"
-    features: int = 0
-
-    def __post_init__(self) -> None:
-        if self.window < 1:
-            raise ConfigError(f"window must be 1 or more, not {self.window}")
-        if self.far not in FARS:
-            raise ConfigError(f"far must be one of {', '.join(FARS)}, not {self.far!r}")
-        if (self.far == "none") != (self.features == 0) or self.features < 0 or self.features % 2:
-            raise ConfigError(f"far part {self.far!r} cannot have {self.features} features")
-
-    def state_bytes(self, shape: LlamaShape, sinks: int) -> int:
-        """Bytes of a session's state in this layer."""
-        slots = (self.window + sinks) * 2 * shape.head_dim * KEY_BYTES
-        # The relative part has the sum of its features next to that of the values.
-        columns = shape.head_dim + (1 if self.far == "relative" else 0)
-        return shape.num_kv_heads * (slots + self.features * columns * SUM_BYTES)
+def state_bytes(layer: LayerPlan, shape: LlamaShape, sinks: int) -> int:
+    """Bytes of a session's state in a layer."""
+    slots = 2 * (layer.window + sinks) * shape.num_kv_heads * shape.head_dim
+    far = layer.far_state(shape.num_kv_heads, shape.head_dim).values()
+    return slots * np.dtype(PAST_DTYPE).itemsize + sum(spec.num_bytes for spec in far)
 
 
 @dataclass(frozen=True)
@@ -75,7 +48,7 @@ class Plan:
 
     def state_bytes(self, shape: LlamaShape) -> int:
         """Bytes of a session's state, at any length of its text."""
-        return sum(layer.state_bytes(shape, self.sinks) for layer in self.layers)
+        return sum(state_bytes(layer, shape, self.sinks) for layer in self.layers)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON values; `plan_from_json` reads them."""

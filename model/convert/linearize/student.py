@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.convert.linearize.delta import DeltaFar
+from model.architectures.llama.delta import DeltaFar
+from model.architectures.llama.layer_plan import LayerPlan
+from model.architectures.llama.network import far_part
+from model.architectures.llama.relative import RelativeFar
 from model.convert.linearize.near import near_attention
 from model.convert.linearize.network import Llama, heads_of, matrix_sizes, merged, rotated
-from model.convert.linearize.plan import LayerPlan, LlamaShape, Plan
-from model.convert.linearize.relative import RelativeFar
+from model.convert.linearize.plan import LlamaShape, Plan
 
 #: What the product of A and B is multiplied by.
 LORA_SCALE = 2.0
@@ -43,7 +45,7 @@ class StudentLayer(nn.Module):
     def __init__(self, shape: LlamaShape, plan: LayerPlan, ranks: dict[str, int]) -> None:
         super().__init__()
         self.plan = plan
-        self.far = far_part(shape, plan)
+        self.far = far_part(plan, shape.num_heads, shape.num_kv_heads, shape.head_dim)
         sizes = matrix_sizes(shape)
         self.updates = nn.ModuleDict(
             {name: LowRank(*sizes[name], rank) for name, rank in ranks.items()}
@@ -53,13 +55,6 @@ class StudentLayer(nn.Module):
         """The product of ``x`` with the source's ``weight`` and its update, if it has one."""
         y = F.linear(x, weight)
         return y + self.updates[name](x) if name in self.updates else y
-
-
-def far_part(shape: LlamaShape, plan: LayerPlan) -> RelativeFar | DeltaFar | None:
-    """The module of a layer's far part, as it starts."""
-    if plan.far == "none":
-        return None
-    return (RelativeFar if plan.far == "relative" else DeltaFar)(shape, plan.features)
 
 
 class Student(nn.Module):

@@ -12,10 +12,10 @@ import pytest
 import torch
 from gguf import GGUFWriter
 
+from model.architectures.llama.layer_plan import LayerPlan
 from model.convert.linearize.adapter import Adapter, load_adapter, save_adapter
 from model.convert.linearize.network import Llama
 from model.convert.linearize.plan import (
-    LayerPlan,
     LlamaShape,
     Plan,
     plan_from_json,

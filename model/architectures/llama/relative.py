@@ -20,8 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.convert.linearize.plan import LlamaShape
-
 #: exp of it is the weight of the far part at the start, before features.
 INITIAL_SCALE = -2.2
 BLOCK = 64
@@ -30,13 +28,20 @@ BLOCK = 64
 class RelativeFar(nn.Module):
     """See the module's docstring."""
 
-    def __init__(self, shape: LlamaShape, features: int) -> None:
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, features: int) -> None:
         super().__init__()
-        eye = torch.eye(shape.head_dim)[:, : features // 2]
-        self.key_map = nn.Parameter(eye.repeat(shape.num_kv_heads, 1, 1))
-        self.query_map = nn.Parameter(eye.repeat(shape.num_heads, 1, 1))
-        self.scale = nn.Parameter(torch.zeros(shape.num_heads, shape.head_dim))
-        self.bias = nn.Parameter(torch.full((shape.num_heads,), INITIAL_SCALE))
+        self.key_map = nn.Parameter(torch.empty(num_kv_heads, head_dim, features // 2))
+        self.query_map = nn.Parameter(torch.empty(num_heads, head_dim, features // 2))
+        self.scale = nn.Parameter(torch.empty(num_heads, head_dim))
+        self.bias = nn.Parameter(torch.empty(num_heads))
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Features of the first channels themselves, and the same small weight for all queries."""
+        init_maps(self.key_map, self.query_map)
+        self.scale.zero_()
+        self.bias.fill_(INITIAL_SCALE)
 
     def key_features(self, k: Tensor) -> Tensor:
         """phi_k: [B, H_kv, T, K] to [B, H_kv, T, m]."""
@@ -65,6 +70,12 @@ class RelativeFar(nn.Module):
         values = F.pad(v, (0, 1), value=1.0)
         sums, state = causal_sums(self.query_features(q), features, values, state)
         return sums[..., :-1], sums[..., -1:], state
+
+
+def init_maps(*maps: Tensor) -> None:
+    """Each [heads, K, m / 2] takes the first m / 2 channels."""
+    for part in maps:
+        part.copy_(torch.eye(*part.shape[1:]).expand_as(part))
 
 
 def signed_softmax(x: Tensor) -> Tensor:

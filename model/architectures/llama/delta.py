@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.convert.linearize.plan import LlamaShape
-from model.convert.linearize.relative import far_weight, signed_softmax
+from model.architectures.llama.relative import far_weight, init_maps, signed_softmax
 from model.ops.delta import delta_chunk
 
 #: At the start w = exp(-2), beta = sigmoid(-2) = 0.12 and a = sigmoid(7) = 0.999.
@@ -27,18 +26,25 @@ INITIAL_SCALE, INITIAL_BETA, INITIAL_KEEP = -2.0, -2.0, 7.0
 class DeltaFar(nn.Module):
     """See the module's docstring."""
 
-    def __init__(self, shape: LlamaShape, features: int) -> None:
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, features: int) -> None:
         super().__init__()
-        heads, num_kv_heads, width = shape.num_heads, shape.num_kv_heads, shape.head_dim
-        eye = torch.eye(width)[:, : features // 2]
-        self.key_map = nn.Parameter(eye.repeat(num_kv_heads, 1, 1))
-        self.query_map = nn.Parameter(eye.repeat(heads, 1, 1))
-        self.scale = nn.Parameter(torch.zeros(heads, width))
-        self.bias = nn.Parameter(torch.full((heads,), INITIAL_SCALE))
+        self.key_map = nn.Parameter(torch.empty(num_kv_heads, head_dim, features // 2))
+        self.query_map = nn.Parameter(torch.empty(num_heads, head_dim, features // 2))
+        self.scale = nn.Parameter(torch.empty(num_heads, head_dim))
+        self.bias = nn.Parameter(torch.empty(num_heads))
         #: Of beta and of the decay, from key and value.
-        self.gates = nn.Parameter(torch.zeros(num_kv_heads, 2 * width, 2))
-        start = torch.tensor([INITIAL_BETA, INITIAL_KEEP])
-        self.gate_bias = nn.Parameter(start.repeat(num_kv_heads, 1))
+        self.gates = nn.Parameter(torch.empty(num_kv_heads, 2 * head_dim, 2))
+        self.gate_bias = nn.Parameter(torch.empty(num_kv_heads, 2))
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """As `RelativeFar.init_weights`, and gates that depend on nothing."""
+        init_maps(self.key_map, self.query_map)
+        for part in (self.scale, self.gates):
+            part.zero_()
+        self.bias.fill_(INITIAL_SCALE)
+        self.gate_bias.copy_(torch.tensor([INITIAL_BETA, INITIAL_KEEP]).expand_as(self.gate_bias))
 
     def features(self, x: Tensor, weight: Tensor) -> Tensor:
         """[B, heads, T, K] by [heads, K, m / 2] to [B, heads, T, m] of unit length."""
