@@ -17,6 +17,7 @@ from model.architectures.arwkv7.config import Arwkv7Config
 from model.architectures.decoder import Decoder
 from model.architectures.lfm2.config import Lfm2Config
 from model.architectures.llama.config import LlamaConfig
+from model.architectures.llama.layer_plan import LayerPlan
 from model.architectures.mamba.config import MambaConfig
 from model.architectures.mamba2.config import Mamba2Config
 from model.architectures.network import Network, network_class
@@ -58,7 +59,7 @@ def tiny_tokenizer() -> Tokenizer:
 
 
 #: What `tiny_checkpoint` takes for a mechanism of our own block, and is another architecture.
-ARCHITECTURES = ("rwkv7", "arwkv7", "mamba2", "mamba", "qwen35", "lfm2", "llama")
+ARCHITECTURES = ("rwkv7", "arwkv7", "mamba2", "mamba", "qwen35", "lfm2", "llama", "llama-windows")
 #: The same of those whose state has a bounded past, and what that is: families, and one of them
 #: under a bound that a test reaches soon.
 BOUNDED = {
@@ -118,6 +119,18 @@ def _tiny_config(attention: str) -> Config:
             head_dim=16,
             state_size=12,
             num_groups=2,
+        )
+    if attention == "llama-windows":
+        return LlamaConfig(
+            vocab_size=vocab_size,
+            hidden_size=32,
+            num_hidden_layers=3,
+            intermediate_size=48,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            max_context=100,
+            windows=(LayerPlan(12, "relative", 8), LayerPlan(28, "delta", 8), LayerPlan(12)),
         )
     if attention == "arwkv7":
         return Arwkv7Config(

@@ -18,7 +18,7 @@ from model.tensor_spec import POSITION_BLOCK, DType, TensorSpec
 #: Positions at the beginning of a text that never lose their place.
 SINKS = 4
 #: Of keys and values.
-PAST_DTYPE: DType = "float32"
+PAST_DTYPE: DType = "float16"
 #: What happens at the bound.
 PASTS = ("stop", "slide")
 #: The smallest bound: a block of which the sinks leave most.

@@ -63,7 +63,7 @@ class Network(nn.Module, ABC):
         """`parallel` without the head: the normed output of the last block, [B, T, D]."""
         num, device = len(tokens), tokens.device
         position = torch.zeros(num, dtype=torch.int64, device=device)
-        return self.hidden_chunk(tokens, self.empty_state(num, device), position, losses)[0]
+        return self.hidden_chunk(tokens, self.exact_state(num, device), position, losses)[0]
 
     @abstractmethod
     def init_weights(self, generator: torch.Generator) -> None:
@@ -101,8 +101,17 @@ class Network(nn.Module, ABC):
             for layer in self.config.layer_states()
         )
 
+    def exact_state(self, batch: int, device: torch.device | None = None) -> ModelState:
+        """`empty_state` with float32 where sessions round to 16 bits, for what is not served."""
+        state = self.empty_state(batch, device)
+        return tuple({name: _exact(tensor) for name, tensor in layer.items()} for layer in state)
+
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype == torch.float16 else tensor
 
 
 def network_class(config: Config) -> type[Network]:

@@ -12,6 +12,7 @@ from model.architectures.config import Config
 from model.architectures.hybrid import BoundedConfig
 from model.architectures.lfm2.config import Lfm2Config
 from model.architectures.llama.config import LlamaConfig
+from model.architectures.llama.layer_plan import FARS
 from model.architectures.mamba.config import MambaConfig
 from model.architectures.mamba2.config import Mamba2Config
 from model.architectures.qwen35.config import Qwen35Config
@@ -49,8 +50,6 @@ def covers(config: Config) -> bool:
     for name, value in config.attention_options.items():
         if value in WITHOUT_KERNELS.get((config.attention, name), ()):
             return False
-    if getattr(config, "windows", ()):
-        return False  # so far
     return ARCHITECTURES[config.model_type].native is not None
 
 
@@ -102,9 +101,18 @@ def lfm2_options(config: Lfm2Config, layout: StateLayout) -> Options:
 def llama_options(config: LlamaConfig, layout: StateLayout) -> Options:
     """Of `model.architectures.llama`."""
     factors, unrotated = config.rope_factors, config.unrotated_layers
+    windows: Options = {}
+    for i, plan in enumerate(config.windows):
+        windows[f"context_{i}"] = plan.context
+        windows[f"far_{i}"] = FARS.index(plan.far)
+        windows[f"features_{i}"] = plan.features
+    if windows:
+        windows |= {"farthest": config.max_context, "slides": True}
     return {
         **_bounded_options(config, layout),
+        **windows,
         "family": "llama",
+        "windowed": bool(windows),
         "rotary_dim": config.head_dim,
         "num_rope_factors": len(factors),
         **{f"rope_factor_{pair}": factor for pair, factor in enumerate(factors)},
@@ -122,6 +130,7 @@ def _bounded_options(config: BoundedConfig, layout: StateLayout) -> Options:
         "rope_theta": config.rope_theta,
         "num_rope_factors": 0,
         "context": config.context,
+        "farthest": config.context,
         "sinks": SINKS,
         "slides": config.past == "slide",
         "group_bytes": layout.group_bytes,

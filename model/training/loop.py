@@ -111,7 +111,7 @@ class Run:
         )
         self.shares = Shares(self.model, config.batch_size, self.device, config.threads)
         self.dropout = _dropout(self.model, config)
-        self.state = self.model.empty_state(config.batch_size)
+        self.state = self.model.exact_state(config.batch_size)
         self.position = torch.zeros(config.batch_size, dtype=torch.int64, device=self.device)
         self.step, self.seconds, self.best = 0, 0.0, math.inf
         self._resume()

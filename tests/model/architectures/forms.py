@@ -28,7 +28,7 @@ def chunk(
     model: Network, tokens: Tensor, sizes: list[int] | None = None, state: ModelState | None = None
 ) -> Outputs:
     """Logits and the state of texts that are cut into parts of ``sizes``."""
-    state = model.empty_state(len(tokens)) if state is None else state
+    state = model.exact_state(len(tokens)) if state is None else state
     outputs, seen = [], 0
     for part in tokens.split(sizes or [tokens.shape[1]], dim=1):
         logits, state = model.chunk(part, state, torch.full((len(tokens),), seen))
@@ -39,7 +39,7 @@ def chunk(
 
 def steps(model: Network, tokens: Tensor) -> Outputs:
     """The same, token by token."""
-    state, outputs = model.empty_state(len(tokens)), []
+    state, outputs = model.exact_state(len(tokens)), []
     for seen, token in enumerate(tokens.unbind(1)):
         logits, state = model.step(token, state, torch.full((len(tokens),), seen))
         outputs.append(logits)

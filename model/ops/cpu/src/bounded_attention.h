@@ -1,4 +1,5 @@
-// Softmax attention of a key head's queries over the blocks of a bounded past.
+// Softmax attention of a key head's queries over the blocks of a bounded past, whose keys and values
+// are float16.
 //
 // Lanes run over the positions of a block for scores, and over channels for values; sums over
 // channels and over positions go in order. A query takes the places in tiles of ATTENTION_TILE with
@@ -7,6 +8,7 @@
 #pragma once
 
 #include "bounded_model.h"
+#include "half.h"
 #include "numeric.h"
 
 namespace everstream {
@@ -30,9 +32,9 @@ struct Query {
 // next is asked for meanwhile: the values with the scores, the next tile's keys with the values, as
 // memory keeps up with one line of each for a line that is read.
 struct PastTile {
-    const float *keys[TILE_BLOCKS], *values[TILE_BLOCKS];
-    const float* next_keys[TILE_BLOCKS];  // of the next tile, or null
-    int count;                            // places that are seen
+    const uint16_t *keys[TILE_BLOCKS], *values[TILE_BLOCKS];
+    const uint16_t* next_keys[TILE_BLOCKS];  // of the next tile, or null
+    int count;                               // places that are seen
 
     int num_blocks() const { return (count + POSITION_BLOCK - 1) / POSITION_BLOCK; }
     int seen_of(int block) const {
@@ -45,7 +47,7 @@ struct PastTile {
 // null, is as long and read later.
 template <int N, class Channel>
 inline void score_block(
-    const float* keys, const float* next, int n, Channel channel, float* const (&scores)[N]) {
+    const uint16_t* keys, const uint16_t* next, int n, Channel channel, float* const (&scores)[N]) {
     constexpr int VECTORS = POSITION_BLOCK / F::W;
     F acc[N][VECTORS];
     for (int i = 0; i < N; i++)
@@ -53,7 +55,7 @@ inline void score_block(
     for (int d = 0; d < n; d++, keys += POSITION_BLOCK) {
         if (next) __builtin_prefetch(next + d * POSITION_BLOCK, 0, 2);
         F key[VECTORS];
-        for (int j = 0; j < VECTORS; j++) key[j] = F::load(keys + j * F::W);
+        for (int j = 0; j < VECTORS; j++) key[j] = F::half(keys + j * F::W);
         for (int i = 0; i < N; i++) {
             const F q = F::set(channel(i, d));
             for (int j = 0; j < VECTORS; j++) acc[i][j] = fma(q, key[j], acc[i][j]);
@@ -72,7 +74,7 @@ inline void score_queries(Query* queries, const PastTile& past, int n, bool is_f
             q[i] = queries[i].q;
             scores[i] = queries[i].scores + block * POSITION_BLOCK;
         }
-        const float* next = is_first ? past.values[block] : nullptr;
+        const uint16_t* next = is_first ? past.values[block] : nullptr;
         score_block<N>(past.keys[block], next, n, [&q](int i, int d) { return q[i][d]; }, scores);
     }
 }
@@ -80,20 +82,21 @@ inline void score_queries(Query* queries, const PastTile& past, int n, bool is_f
 // out += sum_i weight_i value_i over the places of a tile, for J vectors of channels.
 template <int N, int J>
 inline void add_columns(Query* queries, const PastTile& past, int n, int channel, bool is_first) {
-    constexpr int LINES = J * F::W / POSITION_BLOCK;  // of keys for a place
     F acc[N][J];
     for (int i = 0; i < N; i++)
         for (int j = 0; j < J; j++) acc[i][j] = F::load(queries[i].out + channel + j * F::W);
     for (int block = 0; block < past.num_blocks(); block++) {
-        const float* value = past.values[block] + channel;
+        const uint16_t* value = past.values[block] + channel;
         const int end = block * POSITION_BLOCK + past.seen_of(block);
-        const float* next = is_first ? past.next_keys[block] : nullptr;
+        const uint16_t* next = is_first ? past.next_keys[block] : nullptr;
         if (next) next += channel * POSITION_BLOCK;
         for (int at = block * POSITION_BLOCK; at < end; at++, value += n) {
-            for (int i = 0; next && i < LINES; i++, next += POSITION_BLOCK)
+            if (next) {
                 __builtin_prefetch(next, 0, 2);
+                next += J * F::W;
+            }
             F v[J];
-            for (int j = 0; j < J; j++) v[j] = F::load(value + j * F::W);
+            for (int j = 0; j < J; j++) v[j] = F::half(value + j * F::W);
             for (int i = 0; i < N; i++) {
                 const F weight = F::set(queries[i].scores[at]);
                 for (int j = 0; j < J; j++) acc[i][j] = fma(weight, v[j], acc[i][j]);
@@ -115,17 +118,12 @@ inline void add_values(Query* queries, const PastTile& past, int n, bool is_firs
         for (int i = 0; i < N; i++) {
             float acc = queries[i].out[channel];
             for (int at = 0; at < past.count; at++) {
-                const float* values = past.values[at / POSITION_BLOCK];
-                acc = fma1(queries[i].scores[at], values[at % POSITION_BLOCK * n + channel], acc);
+                const uint16_t* values = past.values[at / POSITION_BLOCK];
+                const float value = from_half(values[at % POSITION_BLOCK * n + channel]);
+                acc = fma1(queries[i].scores[at], value, acc);
             }
             queries[i].out[channel] = acc;
         }
-}
-
-inline float exp1(float x) {
-    float lanes[F::W];
-    exp(F::set(x)).store(lanes);
-    return lanes[0];
 }
 
 // Turns the tile's scores into weights relative to the largest so far.

@@ -27,13 +27,12 @@ void read_bounded(BoundedModel& m, const Options& options, Packer& p, bool gated
     m.rotary_size = options.integer("rotary_dim");
     m.frequencies = read_frequencies(m, options, p);
     m.gated = gated;
-    m.context = options.integer("context");
     m.sinks = options.integer("sinks");
+    m.farthest = options.integer("farthest");
     m.slides = options.number("slides") != 0;
-    m.group_bytes = size_t(options.number("group_bytes"));
     if (m.num_heads % m.num_kv_heads)
         throw std::invalid_argument("num_heads is no multiple of num_kv_heads");
-    if (!m.slides) m.max_positions = m.context;
+    if (!m.slides) m.max_positions = options.integer("context");
 }
 
 bool is_attention(const Packer& packer, const std::string& mixer) {
@@ -53,6 +52,8 @@ BoundedAttention read_attention(
     }
     l.k = options.state(layer, "k");
     l.v = options.state(layer, "v");
+    l.context = options.integer("context");
+    l.block_bytes = size_t(options.number("group_bytes"));
     return l;
 }
 
@@ -63,6 +64,7 @@ void set_bounded_strides(const BoundedModel& m, Strides& s, int intermediate) {
     set_buffer(s, B::attended, heads);
     set_buffer(s, B::angles, padded_stride(2 * m.rotary_size));
     set_buffer(s, B::near, m.slides ? heads : 0);
+    set_buffer(s, B::far, padded_stride(m.far_stride()));
     set_buffer(s, B::hidden, padded_stride(intermediate));
     s.widest = std::max({s.widest, s.x, heads, s.buffers[B::hidden]});
     s.prepared = s.widest;

@@ -199,6 +199,12 @@ inline float largest(const float* a, int n) {
     return result;
 }
 
+inline float exp1(float x) {
+    float lanes[F::W];
+    exp(F::set(x)).store(lanes);
+    return lanes[0];
+}
+
 inline void scale(float* x, float by, int n) {
     const F s = F::set(by);
     map(x, x, n, [s](F a) { return a * s; });

@@ -11,6 +11,7 @@ from model.architectures.bounded import with_past
 from model.architectures.hybrid import BoundedConfig
 from model.architectures.lfm2.config import Lfm2Config
 from model.architectures.llama.config import LlamaConfig
+from model.architectures.llama.layer_plan import LayerPlan
 from model.architectures.qwen35.config import Qwen35Config
 
 Weights = dict[str, npt.NDArray[np.float32]]
@@ -97,6 +98,24 @@ CONFIGS: dict[str, BoundedConfig] = {
         head_dim=64,
         qk_norm=True,
     ),
+    "llama-windows": LlamaConfig(
+        **_LLAMA,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=10,
+        rope_factors=(1.0, 1.0, 3.0, 8.0, 8.0),
+        unrotated_layers=(1,),
+        max_context=90,
+        windows=(LayerPlan(12, "relative", 14), LayerPlan(28, "delta", 6), LayerPlan(76)),
+    ),
+    "llama-windows-square": LlamaConfig(
+        **{**_LLAMA, "hidden_size": 64},
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=64,
+        max_context=200,
+        windows=(LayerPlan(60, "delta", 32), LayerPlan(124, "relative", 128), LayerPlan(28)),
+    ),
 }
 
 
@@ -122,6 +141,8 @@ def drawn_for(config: BoundedConfig) -> Weights:
             weight = 1 + 0.2 * weight
         elif key.endswith(".bias"):
             weight = 0.2 * weight
+        elif key.endswith("far.bias"):
+            weight = 0.2 * weight - 1
         elif key.endswith("A_log"):
             weight = 0.7 * weight - 2
         elif key.endswith("conv"):

@@ -32,6 +32,9 @@ from tests.model.ops.cpu.test_same_bits import Result, together
 #: Of float32 logits and states, relative to the largest. Torch computes in float32 as well, and
 #: the norms of short vectors make more of the differences.
 TOLERANCE = 1e-4
+#: Of models with keys and values in float16, where a number in the middle of two steps may take
+#: another one: a step, relative to the largest.
+STEP = 2.0**-10
 #: A text that ends at the bound of four tiles and a part; a ring that turns more than twice, within
 #: a tile and beyond one.
 PASTS = [("stop", 272, 272), ("slide", 32, 100), ("slide", 144, 400)]
@@ -66,8 +69,9 @@ def test_steps_equal_torch(name: str, past: str, context: int, length: int, leve
     runtime = runtime_of(name, context, past, level=level)
     tokens, pool = random_tokens(runtime.config, length), runtime.empty_pool(1)
     wanted, wanted_state = by_torch(name, context, past, tokens)
-    assert relative_error(torch.from_numpy(feed(runtime, pool, 0, tokens)), wanted) <= TOLERANCE
-    assert state_error(states(runtime.config, pool[0]), wanted_state) <= TOLERANCE
+    tolerance = TOLERANCE if name == "qwen35-linear" else STEP
+    assert relative_error(torch.from_numpy(feed(runtime, pool, 0, tokens)), wanted) <= tolerance
+    assert state_error(states(runtime.config, pool[0]), wanted_state) <= tolerance
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -115,7 +119,8 @@ def test_rounded_weights_equal_torch_with_these(name: str, dtype: str, level: st
     }
     with RoundedInputs(rounding) if rounds_inputs else nullcontext():
         wanted, wanted_state = by_torch(name, 32, "slide", tokens, weights)
-    tolerance = OTHER_STEP_TOLERANCE if rounds_inputs else TOLERANCE
+    # An input takes another step more often where a key or value did before.
+    tolerance = 2 * OTHER_STEP_TOLERANCE if rounds_inputs else STEP
     assert relative_error(found, wanted) <= tolerance
     assert state_error(states(runtime.config, pool[0]), wanted_state) <= tolerance
     errors = [relative_error(*each) for each in zip(found, wanted, strict=True)]
@@ -202,5 +207,5 @@ def test_late_positions_equal_torch(name: str, position: int) -> None:
     before = states(runtime.config, pool[0])
     wanted, after = model.chunk(torch.tensor([tokens[40:]]), before, torch.tensor([position + 40]))
     found = torch.from_numpy(feed(runtime, pool, 0, tokens[40:], position + 40))
-    assert relative_error(found, wanted[0]) <= TOLERANCE
-    assert state_error(states(runtime.config, pool[0]), after) <= TOLERANCE
+    assert relative_error(found, wanted[0]) <= STEP
+    assert state_error(states(runtime.config, pool[0]), after) <= STEP
