@@ -36,7 +36,17 @@ from tests.tiny import (
     tokens_of,
 )
 
-ATTENTIONS = ["elu", "gated", "vq", "window_linear", "rwkv7", "mamba2", "qwen35", "qwen35-slide"]
+ATTENTIONS = [
+    "elu",
+    "gated",
+    "vq",
+    "window_linear",
+    "rwkv7",
+    "mamba2",
+    "qwen35",
+    "qwen35-slide",
+    "llama-windows",
+]
 #: Past the windows, several chunks of the grid and a rest.
 FIRST, SECOND = tuple(range(1, 150)), tuple(range(100, 140))
 OPTIONS = {"seed": 6, "repetition_penalty": 1.2}
