@@ -58,7 +58,7 @@ class HybridFromFile(Native):
         return Runtime(bounded, weights, runtime_dtype(point.dtype), point.threads)
 
     def cost(self, item_bytes: float, rows: int, point: Point) -> Cost:
-        return hybrids.step_cost(point, 4 * hybrids.position_numbers(hybrids.CONFIGS[point.size]))
+        return hybrids.step_cost(point, 2 * hybrids.position_numbers(hybrids.CONFIGS[point.size]))
 
 
 class MambaFromFile(Native):

@@ -15,26 +15,26 @@ from model.weights import num_parameters
 
 @pytest.mark.parametrize(
     ("size", "parameters", "position_bytes"),
-    [("qwen35-0.8B", 752_393_024, 24_576), ("lfm2-350M", 354_483_968, 24_576)],
+    [("qwen35-0.8B", 752_393_024, 12_288), ("lfm2-350M", 354_483_968, 12_288)],
 )
 def test_shapes_have_the_published_parameters_and_past(
     size: str, parameters: int, position_bytes: int
 ) -> None:
     assert num_parameters(CONFIGS[size]) == parameters
-    assert 4 * position_numbers(CONFIGS[size]) == position_bytes
+    assert 2 * position_numbers(CONFIGS[size]) == position_bytes
     assert 16 * position_bytes == StateLayout.of(CONFIGS[size]).group_bytes
 
 
 def test_cost_of_a_step_is_weights_states_past_and_logits() -> None:
     def cost(streams: int, context: int) -> int:
-        return step_cost(Point("qwen35-0.8B", "bfloat16", streams, context, 1), 24_576).num_bytes
+        return step_cost(Point("qwen35-0.8B", "bfloat16", streams, context, 1), 12_288).num_bytes
 
     config = CONFIGS["qwen35-0.8B"]
     fixed_bytes = StateLayout.of(config).fixed_bytes
     matrices = sum(math.prod(s) for s in config.weight_shapes().values() if len(s) == 2)
     assert cost(1, 0) > 2 * matrices + 2 * fixed_bytes
-    assert cost(1, 4096) - cost(1, 0) == 4096 * 24_576
-    per_stream = 2 * fixed_bytes + 24_576 + 2 * 1024 + 4 * config.vocab_size
+    assert cost(1, 4096) - cost(1, 0) == 4096 * 12_288
+    per_stream = 2 * fixed_bytes + 12_288 + 2 * 1024 + 4 * config.vocab_size
     assert cost(2, 0) - cost(1, 0) == per_stream
 
 
