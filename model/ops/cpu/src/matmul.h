@@ -55,7 +55,8 @@ inline int weights_of_prefetch(Precision precision) {
     switch (precision) {
         case Precision::float32: return 1;
         case Precision::bfloat16: return 2;
-        case Precision::int8: return 4;
+        case Precision::int8:
+        case Precision::q8_0: return 4;
         case Precision::int4:
         case Precision::q4_1:
         case Precision::q4_k: return 8;

@@ -32,11 +32,13 @@ constexpr bool has_table(Precision p) {
 // What a weight is less than its code here.
 constexpr int offset_of(Precision p) {
     if (has_table(p)) return TABLE_OFFSET;
-    if (p == Precision::q8_0) return EVERSTREAM_DOT ? 128 : 0;
+    if (p == Precision::q8_0) return INT8_OFFSET;
     return p == Precision::q6_k ? 32 : 0;
 }
-// Whether codes of four bits are what is multiplied: less to unpack.
-constexpr bool is_plain(Precision p) { return gguf_block(p).bits == 4 && !has_table(p); }
+// Whether codes are what is multiplied, so that a group's loop is that of int4 or int8.
+constexpr bool is_plain(Precision p) {
+    return p == Precision::q4_1 || p == Precision::q8_0 || p == Precision::q4_k;
+}
 
 // Four weights along k of each output, as they are multiplied.
 #if EVERSTREAM_DOT
@@ -62,7 +64,6 @@ template <Precision P, int D>
 EVERSTREAM_INLINE Quad quad_at(const uint8_t* w, size_t parts, int j) {
     constexpr int BITS = gguf_block(P).bits;
     const auto word = [&](int i) { return I::load(vector_at(w + i * PART * 4, parts, j)); };
-    if constexpr (BITS == 8) return quad_of(word(D));
     I codes = word(D / 2).template bits<D % 2 * 4, 15>();
     if constexpr (BITS == 5) codes = codes | word(GROUP_WORDS).template bits<D - 4, 16>();
     if constexpr (BITS == 6)
@@ -147,7 +148,13 @@ EVERSTREAM_INLINE void sum_groups(
         };
         if constexpr (is_plain(P)) {
             start(0);
-            add_group<MR, N>(x, stride, w, parts, ahead, total);
+            if constexpr (format.bits == 8)
+                for (int d = 0; d < GROUP / 4; d++) {
+                    ahead.template prefetch_bytes<N>(w + d * PART * 4, parts, PART * 4);
+                    add_quad(x + d * QUAD_BYTES, stride, w + d * PART * 4, parts, total);
+                }
+            else
+                add_group<MR, N>(x, stride, w, parts, ahead, total);
             add(g, 0, total);
         } else {
             // Once and first: GCC 12 moves products behind a later branch, and stores what they need.
@@ -180,10 +187,11 @@ void tile_of(
         I block[MR][N], bounds[MR][N];
         for (int r = 0; r < MR; r++)
             for (int j = 0; j < N; j++) block[r][j] = bounds[r][j] = I::zero();
-        if constexpr (!is_plain(P))
+        // Of a block of one group before its products; see `sum_groups`.
+        if constexpr (P != Precision::q4_k)
             ahead.template prefetch_bytes<N>(w + STEPS, parts, BYTES - STEPS);
         sum_groups<P>(in, stride, w, parts, ahead, block);
-        if constexpr (is_plain(P))
+        if constexpr (P == Precision::q4_k)
             ahead.template prefetch_bytes<N>(w + STEPS, parts, BYTES - STEPS);
         if constexpr (format.bounds > 0)
             add_bounds(in.short_sums, stride, w + BOUNDS, parts, bounds);
