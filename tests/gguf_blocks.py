@@ -21,8 +21,8 @@ Float = npt.NDArray[np.float32]
 class Random:
     """Of a type's blocks with random bits: where the scale is, and the numbers' deviation by it.
 
-    ``bound``, if not zero, is the scale of what is subtracted, next to the first, relative to it,
-    with which the numbers' mean is near zero.
+    ``bound``, if not zero, is the scale of what is subtracted (added, if it is negative), next to
+    the first, relative to it, with which the numbers' mean is near zero.
     """
 
     at: int
@@ -31,6 +31,8 @@ class Random:
 
 
 KINDS = {
+    "Q4_1": Random(0, 4.6, -7.5),
+    "Q8_0": Random(0, 74),
     "Q4_K": Random(0, 250, 7.5),
     "Q5_K": Random(0, 500, 15.5),
     "Q6_K": Random(208, 1300),
@@ -73,7 +75,7 @@ def numbers_of(kind: str, blocks: Blocks) -> Float:
 class BlockWeights(StoredWeights):
     """Weights as a file mostly of ``kind`` gives them: ``blocks`` by name, others in more bits.
 
-    ``kinds`` are those of blocks of another type.
+    ``kinds`` are those of blocks of another type. Blocks of Q8_0 lie in a file mostly of Q4_0.
     """
 
     def __init__(
@@ -108,13 +110,13 @@ class BlockWeights(StoredWeights):
 
     @property
     def stored_dtype(self) -> str:
-        return self._kind
+        return "Q4_0" if self._kind == "Q8_0" else self._kind
 
     def dtype_of(self, name: str) -> str:
-        return self._kinds.get(name, "Q8_0")
+        return self._kinds.get(name, "BF16")
 
     def block_kind(self, name: str) -> str | None:
-        return self.dtype_of(name)
+        return self._kinds.get(name)
 
     def blocks(self, name: str, begin: int, end: int | None) -> Array:
         rows: Array = self._blocks[name][begin:end]

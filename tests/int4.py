@@ -81,4 +81,4 @@ class Q4Weights(StoredWeights):
         return "Q4_0"
 
     def dtype_of(self, name: str) -> str:
-        return "Q8_0" if name in self._others else "Q4_0"
+        return "BF16" if name in self._others else "Q4_0"

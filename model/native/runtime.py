@@ -51,10 +51,11 @@ INT4_KINDS = ("int4", "Q4_0")
 #: The types of GGUF whose blocks a runtime of int4 holds as they are in the file. The extension
 #: module lists them; without it there are none.
 HELD_KINDS: tuple[str, ...] = tuple(getattr(_module, "HELD_KINDS", ()))
-#: A runtime of int4 serves files mostly of these as they are.
-HELD_FILES = (*INT4_KINDS, *HELD_KINDS)
+#: A runtime of int4 serves files mostly of these as they are. It rounds one mostly of Q8_0, since
+#: int4 asks for fewer bits than that has.
+HELD_FILES = (*INT4_KINDS, *(kind for kind in HELD_KINDS if kind != "Q8_0"))
 #: Those of `HELD_FILES` with four bits a weight, which are not rounded to int4 again.
-INT4_FILES = (*INT4_KINDS, "Q4_K", "IQ4_XS", "IQ4_NL")
+INT4_FILES = (*INT4_KINDS, "Q4_1", "Q4_K", "IQ4_XS", "IQ4_NL")
 #: What a runtime of int4 holds in int8; see the notebook.
 INT8_TABLES = ("embedding.weight", "position_embedding.weight", "head.weight")
 #: In the place of a token: the logits were not finite.

@@ -54,6 +54,8 @@ KINDS = {
 QUANTIZED = frozenset(kind.name for kind in KINDS.values() if kind.block > 1)
 #: Where a block has its float16.
 SCALES = {
+    "Q4_1": slice(0, 4),
+    "Q8_0": slice(0, 2),
     "Q4_K": slice(0, 4),
     "Q5_K": slice(0, 4),
     "Q6_K": slice(208, 210),

@@ -88,10 +88,10 @@ def test_lower_precisions_are_the_same_model_with_their_error(
 
 
 def test_int4_weights_are_held_as_they_are(path: Path) -> None:
-    """Those of Q4_0, and the others of the file in int8; the head of this one is Q8_0."""
+    """Those of Q4_0, and the others of the file in int8; the head of this one is Q5_0."""
     name = "output.weight"
-    blocks = quantize(TENSORS[name], GGMLQuantizationType.Q8_0)
-    raw = {name: (blocks, GGMLQuantizationType.Q8_0)}
+    blocks = quantize(TENSORS[name], GGMLQuantizationType.Q5_0)
+    raw = {name: (blocks, GGMLQuantizationType.Q5_0)}
     checkpoint = load_checkpoint(write_gguf(path, SHAPE, TENSORS, "Q4_0", VOCABULARY, raw=raw))
     held = open_backend(checkpoint, "native", threads=1)
     assert held.dtype == "int4"
@@ -110,8 +110,22 @@ def test_int4_weights_are_held_as_they_are(path: Path) -> None:
     assert runtimes[0].num_bytes == runtimes[1].num_bytes
 
 
+@pytest.mark.parametrize(("dtype", "held"), [("auto", "int8"), ("int4", "int4")])
+def test_file_mostly_of_eight_bits_is_rounded_as_asked(path: Path, dtype: str, held: str) -> None:
+    checkpoint = load_checkpoint(write_gguf(path, SHAPE, TENSORS, "Q8_0", VOCABULARY))
+    opened = open_backend(checkpoint, "native", dtype, 1)
+    assert (opened.dtype, opened.held) == (held, held)
+
+
 #: Types of four to six bits, and what the file's other matrices are then.
-MIXED = {"Q4_K": "Q6_K", "Q5_K": "Q6_K", "Q6_K": "Q8_0", "IQ4_XS": "Q5_K", "IQ4_NL": "Q6_K"}
+MIXED = {
+    "Q4_1": "Q8_0",
+    "Q4_K": "Q6_K",
+    "Q5_K": "Q6_K",
+    "Q6_K": "Q8_0",
+    "IQ4_XS": "Q5_K",
+    "IQ4_NL": "Q6_K",
+}
 
 
 def write_blocks(path: Path, kind: str = "Q4_K", fill: Callable[[int], Fill] | None = None) -> Path:
@@ -124,10 +138,7 @@ def write_blocks(path: Path, kind: str = "Q4_K", fill: Callable[[int], Fill] | N
             continue
         is_other = name in ("output.weight", "blk.1.channel_mix_value.weight")
         used = MIXED[kind] if is_other else kind
-        if used == "Q8_0":
-            raw[name] = (quantize(data, GGMLQuantizationType.Q8_0), GGMLQuantizationType.Q8_0)
-        else:
-            raw[name] = (random_blocks(used, *data.shape, seed), GGMLQuantizationType[used])
+        raw[name] = (random_blocks(used, *data.shape, seed), GGMLQuantizationType[used])
     vocabulary = vocabulary_of(shape) if fill is None else fill(shape.vocab_size)
     return write_gguf(path, shape, tensors, fill=vocabulary, raw=raw)
 
@@ -137,7 +148,7 @@ def test_blocks_are_held_as_they_are(path: Path, kind: str) -> None:
     """Those of each matrix in its own type, and in int8 where the runtime does not multiply it."""
     checkpoint = load_checkpoint(write_blocks(path, kind))
     opened = open_backend(checkpoint, "native", threads=1)
-    used = {kind, MIXED[kind]} - {"Q8_0"}
+    used = {kind, MIXED[kind]}
     held = "+".join(["int4", *sorted(each.lower() for each in used)])
     assert (opened.dtype, opened.held) == ("int4", held)
     weights = checkpoint.weights

@@ -55,8 +55,10 @@ inline int weights_of_prefetch(Precision precision) {
     switch (precision) {
         case Precision::float32: return 1;
         case Precision::bfloat16: return 2;
-        case Precision::int8: return 4;
+        case Precision::int8:
+        case Precision::q8_0: return 4;
         case Precision::int4:
+        case Precision::q4_1:
         case Precision::q4_k: return 8;
         default: return GROUP;
     }
@@ -119,6 +121,16 @@ inline void look_up_int4(const Table& table, int row, float* out) {
     }
 }
 
+inline void look_up_q8_0(const Table& table, int row, float* out) {
+    const uint8_t* p = (const uint8_t*)table.data + size_t(row) * (table.k / GROUP) * (2 + GROUP);
+    for (int i = 0; i < table.k; i += GROUP, p += 2 + GROUP) {
+        uint16_t half;
+        std::memcpy(&half, p, 2);
+        const float scale = from_half(half);
+        for (int j = 0; j < GROUP; j++) out[i + j] = float(int8_t(p[2 + j])) * scale;
+    }
+}
+
 // One row of a table as float32.
 inline void look_up(const Table& table, int row, float* out) {
     const size_t at = size_t(row) * table.k;
@@ -138,6 +150,7 @@ inline void look_up(const Table& table, int row, float* out) {
             break;
         }
         case Precision::int4: look_up_int4(table, row, out); break;
+        case Precision::q8_0: look_up_q8_0(table, row, out); break;
         default: break;  // no table is
     }
 }

@@ -7,8 +7,8 @@
 
 namespace everstream {
 
-// Those from q4_k on are GGUF's, for matrices alone, in a model of int4.
-enum class Precision { float32, bfloat16, int8, int4, q4_k, q5_k, q6_k, iq4_xs, iq4_nl };
+// Those from q4_1 on are GGUF's, in a model of int4: of matrices, and q8_0 of tables too.
+enum class Precision { float32, bfloat16, int8, int4, q4_1, q8_0, q4_k, q5_k, q6_k, iq4_xs, iq4_nl };
 
 // int4 weights that lie next to each other along k and share a float16 scale.
 constexpr int GROUP = 32;
@@ -23,11 +23,12 @@ constexpr int BLOCK_GROUPS = 8, BLOCK = BLOCK_GROUPS * GROUP;
 //   int4      [k / GROUP]: [GROUP / 8][part] words of eight numbers of 0 to 15, which are 8 more, and
 //             [part] float16 scales
 //   of GGUF   [k / weights of a block]: for each group [GROUP / 8][part] words as in int4, of the low
-//             four bits of codes, and [high words][part]; [steps][part] bytes; [bounds / 4][part] words
-//             of the bounds of four groups, in the order 0 2 1 3; [halves][part] float16. See
-//             gguf_blocks.h. Quad d of a group, its codes 4 d to 4 d + 3, has bits in the bytes of word
-//             d / 2, and one more of each in bit d of the high word's bytes, or two in bits
-//             d % 4 * 2 and d % 4 * 2 + 1 of high word d / 4.
+//             four bits of codes, and [bits - 4][part] high words; [steps][part] bytes; [bounds / 4][part]
+//             words of the bounds of four groups, in the order 0 2 1 3; [halves][part] float16, of which
+//             the second is added times the bound. See gguf_blocks.h. Quad d of a group, its codes 4 d to
+//             4 d + 3, has bits in the bytes of word d / 2, and one more of each in bit d of the high
+//             word's bytes, or two in bits d % 4 * 2 and d % 4 * 2 + 1 of high word d / 4. Codes of eight
+//             bits are [GROUP / 4][part] words of four instead, as in int8.
 // k is padded to `k_padded`, n to a multiple of `panel`, with weights that multiply zeros or are zero.
 struct Matrix {
     Precision precision = Precision::float32;
@@ -40,8 +41,8 @@ struct Matrix {
     int num_panels() const { return (n + panel - 1) / panel; }
 };
 
-// Rows that are looked up: [n, k] in float32, bfloat16, int8 times a scale per row, or int4: groups of
-// [GROUP / 8] words and a scale, as in a Matrix.
+// Rows that are looked up: [n, k] in float32, bfloat16, int8 times a scale per row, int4: groups of
+// [GROUP / 8] words and a scale, as in a Matrix, or q8_0: the file's blocks, a float16 and GROUP int8.
 struct Table {
     Precision precision = Precision::float32;
     int n = 0, k = 0;

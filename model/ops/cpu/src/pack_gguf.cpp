@@ -7,7 +7,7 @@ namespace everstream {
 
 namespace {
 
-// A block of any type, read.
+// A block of any type, read; halves[1] is what bounds are added times.
 struct Read {
     uint8_t codes[BLOCK];
     int8_t steps[2 * BLOCK_GROUPS];
@@ -21,6 +21,24 @@ void read_nibbles(const uint8_t* bytes, int num, int total, uint8_t* codes) {
         for (int j = 0; j < num; j++) codes[j] = bytes[j] & 15, codes[num + j] = bytes[j] >> 4;
 }
 
+// float16 d and m, 16 bytes of codes: d code + m.
+void read_q41(const uint8_t* block, Read& out) {
+    std::memcpy(out.halves, block, 4);
+    read_nibbles(block + 4, GROUP / 2, GROUP / 2, out.codes);
+}
+
+// float16 d, 32 codes with a sign: d code.
+void read_q80(const uint8_t* block, Read& out) {
+    std::memcpy(out.halves, block, 2);
+    std::memcpy(out.codes, block + 2, GROUP);
+}
+
+// float16 d and m, of which multiples of m are subtracted.
+void read_difference(const uint8_t* halves, Read& out) {
+    std::memcpy(out.halves, halves, 4);
+    out.halves[1] ^= 0x8000;
+}
+
 // Steps and bounds of six bits in 12 bytes.
 void read_sixes(const uint8_t* packed, Read& out) {
     for (int g = 0; g < BLOCK_GROUPS; g++) {
@@ -32,14 +50,14 @@ void read_sixes(const uint8_t* packed, Read& out) {
 
 // float16 d and m, 12 bytes of steps and bounds, 128 bytes of codes: d step code - m bound.
 void read_q4k(const uint8_t* block, Read& out) {
-    std::memcpy(out.halves, block, 4);
+    read_difference(block, out);
     read_sixes(block + 4, out);
     read_nibbles(block + 16, GROUP, BLOCK / 2, out.codes);
 }
 
 // As q4_k, with 32 bytes before the codes: bit g is the fifth of group g.
 void read_q5k(const uint8_t* block, Read& out) {
-    std::memcpy(out.halves, block, 4);
+    read_difference(block, out);
     read_sixes(block + 4, out);
     read_nibbles(block + 16 + GROUP, GROUP, BLOCK / 2, out.codes);
     for (int i = 0; i < BLOCK; i++)
@@ -76,6 +94,8 @@ void read_iq4nl(const uint8_t* block, Read& out) {
 
 void read(Precision precision, const uint8_t* block, Read& out) {
     switch (precision) {
+        case Precision::q4_1: return read_q41(block, out);
+        case Precision::q8_0: return read_q80(block, out);
         case Precision::q4_k: return read_q4k(block, out);
         case Precision::q5_k: return read_q5k(block, out);
         case Precision::q6_k: return read_q6k(block, out);
@@ -102,10 +122,18 @@ uint32_t high_word(const uint8_t* codes, int i, int bits) {
     return word;
 }
 
+// Four codes of eight bits.
+uint32_t whole_word(const uint8_t* codes, int more) {
+    uint32_t word = 0;
+    for (int j = 0; j < 4; j++) word |= uint32_t(uint8_t(codes[j] + more)) << 8 * j;
+    return word;
+}
+
 }  // namespace
 
 void pack_gguf(
-    Precision precision, const uint8_t* blocks, size_t num, char* part, size_t P, size_t lane) {
+    Precision precision, const uint8_t* blocks, size_t num, int more, char* part, size_t P,
+    size_t lane) {
     const GgufBlock format = gguf_block(precision);
     Read block = {};
     for (size_t b = 0; b < num; b++, blocks += format.file_bytes) {
@@ -113,9 +141,13 @@ void pack_gguf(
         auto* words = reinterpret_cast<uint32_t*>(part) + lane;
         for (int g = 0; g < format.groups(); g++) {
             const uint8_t* codes = block.codes + g * GROUP;
+            if (format.bits == 8) {
+                for (int i = 0; i < GROUP; i += 4, words += P) *words = whole_word(codes + i, more);
+                continue;
+            }
             for (int i = 0; i < GROUP / 8; i++, words += P) *words = low_word(codes, i);
-            for (int i = 0; i < format.high_words; i++, words += P)
-                *words = high_word(codes, i, format.high_words);
+            for (int i = 0; i < format.bits - 4; i++, words += P)
+                *words = high_word(codes, i, format.bits - 4);
         }
         auto* bytes = reinterpret_cast<uint8_t*>(words - lane);
         for (int i = 0; i < format.steps; i++, bytes += P) bytes[lane] = uint8_t(block.steps[i]);

@@ -5,8 +5,8 @@
 
 namespace everstream {
 
-// A row of `num` blocks, as row `lane` of a part of P rows.
+// A row of `num` blocks, as row `lane` of a part of P rows. `more` is added to codes of eight bits.
 void pack_gguf(
-    Precision precision, const uint8_t* blocks, size_t num, char* part, size_t P, size_t lane);
+    Precision precision, const uint8_t* blocks, size_t num, int more, char* part, size_t P, size_t lane);
 
 }  // namespace everstream

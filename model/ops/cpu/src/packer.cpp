@@ -190,7 +190,7 @@ Precision Packer::held(const std::vector<std::string>& names, Precision wanted) 
 
 Table Packer::table(const std::string& name, Precision wanted) {
     Precision precision = held({name}, wanted);
-    if (is_gguf(precision)) precision = Precision::int8;
+    if (is_gguf(precision) && precision != Precision::q8_0) precision = Precision::int8;
     const int64_t n = sizes(name).first, k = sizes(name).second;
     Table table;
     table.precision = precision;
@@ -221,6 +221,14 @@ Table Packer::table(const std::string& name, Precision wanted) {
                     std::memcpy(to + GROUP / 2, halves_.data() + g, 2);
                 }
             }
+        });
+        table.data = data;
+    } else if (precision == Precision::q8_0) {
+        const GgufBlock block = gguf_block(precision);
+        const size_t row_bytes = width / size_t(block.weights) * size_t(block.file_bytes);
+        uint8_t* data = arena.allocate<uint8_t>(size_t(n) * row_bytes);
+        each_blocks(name, row_bytes, [&](int64_t begin, int64_t num, const uint8_t* rows) {
+            std::memcpy(data + size_t(begin) * row_bytes, rows, size_t(num) * row_bytes);
         });
         table.data = data;
     } else {
@@ -295,12 +303,13 @@ void Packer::pack_int4_rows(const Matrix& w, int64_t at, int64_t num, const floa
 
 void Packer::pack_rows(const Matrix& w, int64_t at, int64_t num, const uint8_t* blocks) {
     const GgufBlock block = gguf_block(w.precision);
+    const int more = kernels_.has_dot ? 128 : 0;
     const size_t P = size_t(w.part), num_blocks = size_t(w.k_padded / block.weights);
     const size_t part_bytes = w.panel_bytes / size_t(w.panel / w.part);
     char* part = const_cast<char*>(static_cast<const char*>(w.data)) + size_t(at) / P * part_bytes;
     for (size_t r = 0; r < size_t(num); r++)
         pack_gguf(
-            w.precision, blocks + r * num_blocks * size_t(block.file_bytes), num_blocks, part, P,
+            w.precision, blocks + r * num_blocks * size_t(block.file_bytes), num_blocks, more, part, P,
             size_t(at) % P + r);
 }
 

@@ -90,11 +90,6 @@ inline const T* row_at(const T* p, int r, size_t stride) {
     return (const T*)((const char*)p + size_t(r) * stride);
 }
 
-#if EVERSTREAM_DOT
-// As int32 lanes: sums of type __m512i, of 64-bit lanes, GCC 12 stores to memory at every step.
-using Int32s = int32_t __attribute__((vector_size(64)));
-#endif
-
 // `tmp` [rows][PANEL] = x w for some rows from `row` on, and the outputs of `panel` from vector j on.
 template <class Prefetch>
 using Tile = void (*)(

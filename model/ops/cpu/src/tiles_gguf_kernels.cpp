@@ -32,7 +32,12 @@ constexpr bool has_table(Precision p) {
 // What a weight is less than its code here.
 constexpr int offset_of(Precision p) {
     if (has_table(p)) return TABLE_OFFSET;
+    if (p == Precision::q8_0) return INT8_OFFSET;
     return p == Precision::q6_k ? 32 : 0;
+}
+// Whether codes are what is multiplied, so that a group's loop is that of int4 or int8.
+constexpr bool is_plain(Precision p) {
+    return p == Precision::q4_1 || p == Precision::q8_0 || p == Precision::q4_k;
 }
 
 // Four weights along k of each output, as they are multiplied.
@@ -57,11 +62,11 @@ inline Sums4 add_products(Sums4 sums, Quad quad, const uint8_t* x) {
 // Quad D of a group at w, of vector j.
 template <Precision P, int D>
 EVERSTREAM_INLINE Quad quad_at(const uint8_t* w, size_t parts, int j) {
-    constexpr int HIGH = gguf_block(P).high_words;
+    constexpr int BITS = gguf_block(P).bits;
     const auto word = [&](int i) { return I::load(vector_at(w + i * PART * 4, parts, j)); };
     I codes = word(D / 2).template bits<D % 2 * 4, 15>();
-    if constexpr (HIGH == 1) codes = codes | word(GROUP_WORDS).template bits<D - 4, 16>();
-    if constexpr (HIGH == 2)
+    if constexpr (BITS == 5) codes = codes | word(GROUP_WORDS).template bits<D - 4, 16>();
+    if constexpr (BITS == 6)
         codes = codes | word(GROUP_WORDS + D / 4).template bits<D % 4 * 2 - 4, 48>();
     if constexpr (has_table(P)) codes = I::repeat(IQ4_TABLE.bytes).shuffled(codes);
     return quad_of(codes);
@@ -141,9 +146,15 @@ EVERSTREAM_INLINE void sum_groups(
                 for (int j = 0; j < N; j++)
                     total[r][j] = sums_from(OFFSET ? -OFFSET * x_sum(r, g, s) : 0);
         };
-        if constexpr (P == Precision::q4_k) {  // codes are what is multiplied: less to unpack
+        if constexpr (is_plain(P)) {
             start(0);
-            add_group<MR, N>(x, stride, w, parts, ahead, total);
+            if constexpr (format.bits == 8)
+                for (int d = 0; d < GROUP / 4; d++) {
+                    ahead.template prefetch_bytes<N>(w + d * PART * 4, parts, PART * 4);
+                    add_quad(x + d * QUAD_BYTES, stride, w + d * PART * 4, parts, total);
+                }
+            else
+                add_group<MR, N>(x, stride, w, parts, ahead, total);
             add(g, 0, total);
         } else {
             // Once and first: GCC 12 moves products behind a later branch, and stores what they need.
@@ -176,6 +187,7 @@ void tile_of(
         I block[MR][N], bounds[MR][N];
         for (int r = 0; r < MR; r++)
             for (int j = 0; j < N; j++) block[r][j] = bounds[r][j] = I::zero();
+        // Of a block of one group before its products; see `sum_groups`.
         if constexpr (P != Precision::q4_k)
             ahead.template prefetch_bytes<N>(w + STEPS, parts, BYTES - STEPS);
         sum_groups<P>(in, stride, w, parts, ahead, block);
@@ -183,12 +195,15 @@ void tile_of(
             ahead.template prefetch_bytes<N>(w + STEPS, parts, BYTES - STEPS);
         if constexpr (format.bounds > 0)
             add_bounds(in.short_sums, stride, w + BOUNDS, parts, bounds);
+        else if constexpr (format.has_bounds())
+            for (int r = 0; r < MR; r++)
+                for (int j = 0; j < N; j++) bounds[r][j] = I::spread(row_at(in.sums, r, stride));
         for (int j = 0; j < N; j++) {
             const auto* at = (const uint16_t*)lanes_at(w + HALVES, parts, j, 2);
             const F step = F::half(at);
             for (int r = 0; r < MR; r++) acc[r][j] = fma(block[r][j].to_float(), step, acc[r][j]);
-            if constexpr (format.bounds > 0) {
-                const F bound = F::set(0.0f) - F::half(at + PART);
+            if constexpr (format.has_bounds()) {
+                const F bound = F::half(at + PART);
                 for (int r = 0; r < MR; r++)
                     acc[r][j] = fma(bounds[r][j].to_float(), bound, acc[r][j]);
             }
@@ -242,6 +257,8 @@ void tile_gguf(
     float* tmp) {
     const size_t part = size_t(panel * NV + j) / TALL_NV;
     switch (w.precision) {
+        case Precision::q4_1: return run<Precision::q4_1>(w, x, row, rows, part, vectors, ahead, tmp);
+        case Precision::q8_0: return run<Precision::q8_0>(w, x, row, rows, part, vectors, ahead, tmp);
         case Precision::q4_k: return run<Precision::q4_k>(w, x, row, rows, part, vectors, ahead, tmp);
         case Precision::q5_k: return run<Precision::q5_k>(w, x, row, rows, part, vectors, ahead, tmp);
         case Precision::q6_k: return run<Precision::q6_k>(w, x, row, rows, part, vectors, ahead, tmp);

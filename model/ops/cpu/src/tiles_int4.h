@@ -3,7 +3,7 @@
 // The codes of a group are multiplied as they are: the sum starts at -8 times that of the inputs.
 #pragma once
 
-#include "tiles.h"
+#include "tiles_int8.h"
 
 namespace everstream {
 namespace EVERSTREAM_LEVEL {
@@ -14,10 +14,6 @@ constexpr int GROUP_WORDS = GROUP / 8;
 constexpr int SCALES_AT = GROUP_WORDS * PART * 4, GROUP_BYTES = SCALES_AT + PART * 2;
 
 #if EVERSTREAM_DOT
-using Sums4 = Int32s;
-inline Sums4 sums_from(int32_t first) { return Int32s{} + first; }
-inline I to_integers(Sums4 sums) { return {(__m512i)sums}; }
-
 // total += the products of a group.
 template <int MR, int N, class Prefetch>
 inline void add_group(
@@ -37,17 +33,13 @@ inline void add_group(
         for (int r = 0; r < MR; r++) {
             const __m512i a = I::spread(x + r * stride).v, b = I::spread(x + r * stride + 4).v;
             for (int j = 0; j < N; j++)
-                total[r][j] = (Int32s)_mm512_dpbusd_epi32((__m512i)total[r][j], low[j], a);
+                total[r][j] = (Sums4)_mm512_dpbusd_epi32((__m512i)total[r][j], low[j], a);
             for (int j = 0; j < N; j++)
-                total[r][j] = (Int32s)_mm512_dpbusd_epi32((__m512i)total[r][j], high[j], b);
+                total[r][j] = (Sums4)_mm512_dpbusd_epi32((__m512i)total[r][j], high[j], b);
         }
     }
 }
 #else
-using Sums4 = I;
-inline Sums4 sums_from(int32_t first) { return I::spread(&first); }
-inline I to_integers(Sums4 sums) { return sums; }
-
 template <int MR, int N, class Prefetch>
 inline void add_group(
     const uint8_t* x, size_t stride, const uint8_t* w, size_t parts, Prefetch& ahead,

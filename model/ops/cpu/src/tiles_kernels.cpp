@@ -77,63 +77,26 @@ inline void tile_dot(
 }
 #endif
 
-#if EVERSTREAM_DOT
 template <int MR, int N, class Prefetch>
 inline void tile_int8(
     const uint8_t* x, size_t stride, const float* x_scale, const uint8_t* w, size_t parts,
     int k, const float* scale, const int32_t* x_sums, Prefetch ahead, float* tmp) {
-    Int32s acc[MR][N];
-    for (int r = 0; r < MR; r++) {  // weights are 128 more than they should be
-        const int32_t sum = *row_at(x_sums, r, stride);
-        for (int j = 0; j < N; j++) acc[r][j] = Int32s{} - 128 * sum;
+    Sums4 acc[MR][N];
+    for (int r = 0; r < MR; r++) {
+        const int32_t first = INT8_OFFSET ? -INT8_OFFSET * *row_at(x_sums, r, stride) : 0;
+        for (int j = 0; j < N; j++) acc[r][j] = sums_from(first);
     }
     for (int i = 0; i < k; i += 4, w += 4 * PART, x += QUAD_BYTES) {
         ahead.template prefetch<N>(w, parts);
-        __m512i wv[N];
-        for (int j = 0; j < N; j++) wv[j] = _mm512_loadu_si512(vector_at(w, parts, j));
-        for (int r = 0; r < MR; r++) {
-            const __m512i xv = I::spread(x + r * stride).v;
-            for (int j = 0; j < N; j++)
-                acc[r][j] = (Int32s)_mm512_dpbusd_epi32((__m512i)acc[r][j], wv[j], xv);
-        }
-    }
-    for (int r = 0; r < MR; r++)
-        for (int j = 0; j < N; j++) {
-            const F by = F::load(scale + j * F::W) * F::set(x_scale[r]);
-            (I{(__m512i)acc[r][j]}.to_float() * by).store(tmp + r * PANEL + j * F::W);
-        }
-}
-#else
-template <int MR, int N, class Prefetch>
-inline void tile_int8(
-    const uint8_t* x, size_t stride, const float* x_scale, const uint8_t* w, size_t parts,
-    int k, const float* scale, const int32_t*, Prefetch ahead, float* tmp) {
-    I acc[MR][N];
-    for (int r = 0; r < MR; r++)
-        for (int j = 0; j < N; j++) acc[r][j] = I::zero();
-    for (int i = 0; i < k; i += 4, w += 4 * PART, x += QUAD_BYTES) {
-        ahead.template prefetch<N>(w, parts);
-        for (int j = 0; j < N; j += 2) {  // two vectors at a time, for want of registers
-            const I a = I::load(vector_at(w, parts, j));
-            const I b = I::load(vector_at(w, parts, j + 1));
-            const I a_even = a.even_bytes(), a_odd = a.odd_bytes();
-            const I b_even = b.even_bytes(), b_odd = b.odd_bytes();
-            for (int r = 0; r < MR; r++) {
-                const I even = I::spread(x + r * stride), odd = I::spread(x + r * stride + 4);
-                acc[r][j] = dot_pairs(acc[r][j], a_even, even);
-                acc[r][j + 1] = dot_pairs(acc[r][j + 1], b_even, even);
-                acc[r][j] = dot_pairs(acc[r][j], a_odd, odd);
-                acc[r][j + 1] = dot_pairs(acc[r][j + 1], b_odd, odd);
-            }
-        }
+        add_quad(x, stride, w, parts, acc);
     }
     for (int j = 0; j < N; j++) {
         const F by = F::load(scale + j * F::W);
         for (int r = 0; r < MR; r++)
-            (acc[r][j].to_float() * (by * F::set(x_scale[r]))).store(tmp + r * PANEL + j * F::W);
+            (to_integers(acc[r][j]).to_float() * (by * F::set(x_scale[r])))
+                .store(tmp + r * PANEL + j * F::W);
     }
 }
-#endif
 
 // The outputs of `panel` from vector `j` on, N of them, for MR rows from `row` on.
 template <int MR, int N, class Prefetch>

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from model.native.runtime import levels
+from model.native.runtime import Runtime, levels
+from tests.gguf_blocks import KINDS
 from tests.model.ops.cpu.models import SERVED, random_tokens, small_model, small_runtime
 from tests.model.ops.cpu.replay.build import HERE, build_replay
 from tests.model.ops.cpu.replay.recording import record
+from tests.model.ops.cpu.test_gguf_blocks import mixed, runtime_of
 from tests.model.representatives import chosen
 
+Weights = Mapping[str, npt.NDArray[np.float32]]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.process,
@@ -36,15 +40,15 @@ def replay(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_replay(tmp_path_factory.mktemp("dot") / "replay", compiler, flags)
 
 
-def bits(replay: Path, name: str, dtype: str, folder: Path) -> tuple[bytes, bytes]:
-    """Logits and state after a text: by the program, and by this processor's v4."""
-    config, weights = small_model(name)
-    tokens = random_tokens(config, 70)
-    record(folder / "model", config, weights, [tokens])
-    runtime = small_runtime(name, dtype, 1, "v4")
+def bits(
+    replay: Path, runtime: Runtime, weights: Weights, length: int, folder: Path
+) -> tuple[bytes, bytes]:
+    """Logits and state after a text: by the program, and by a runtime of this processor's v4."""
+    tokens = random_tokens(runtime.config, length)
+    record(folder / "model", runtime.config, weights, [tokens])
     pool = runtime.empty_pool(1)
     runtime.run(pool, [0], [0], [tokens], [runtime.draw(temperature=0.0)])
-    command = [replay, folder / "model", dtype, "v4"]
+    command = [replay, folder / "model", runtime.dtype, "v4"]
     found = subprocess.run(command, check=True, capture_output=True).stdout
     return found, runtime.logits()[0].tobytes() + pool[0].tobytes()
 
@@ -53,15 +57,26 @@ def bits(replay: Path, name: str, dtype: str, folder: Path) -> tuple[bytes, byte
 def test_exact_products_keep_their_bits(
     replay: Path, name: str, dtype: str, tmp_path: Path
 ) -> None:
-    found, wanted = bits(replay, name, dtype, tmp_path)
+    runtime = small_runtime(name, dtype, 1, "v4")
+    found, wanted = bits(replay, runtime, small_model(name)[1], 70, tmp_path)
+    assert found == wanted
+
+
+@pytest.mark.parametrize("length", [1, 20])
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_keep_their_bits(replay: Path, kind: str, length: int, tmp_path: Path) -> None:
+    """One row takes other tiles than many."""
+    runtime = runtime_of("gated", kind, 1, "v4")
+    found, wanted = bits(replay, runtime, mixed("gated", kind)[1], length, tmp_path)
     assert found == wanted
 
 
 @pytest.mark.parametrize("name", SERVED)
 def test_bfloat16_inputs_are_rounded(replay: Path, name: str, tmp_path: Path) -> None:
-    config, _ = small_model(name)
+    config, weights = small_model(name)
+    runtime = small_runtime(name, "bfloat16", 1, "v4")
     found, wanted = (
-        logits(part, config.vocab_size) for part in bits(replay, name, "bfloat16", tmp_path)
+        logits(part, config.vocab_size) for part in bits(replay, runtime, weights, 70, tmp_path)
     )
     error = np.abs(found - wanted).max() / np.abs(wanted).max()
     assert 0 < error < 0.02  # a rounding is 2^-9, and there are some twenty of them

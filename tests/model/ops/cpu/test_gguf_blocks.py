@@ -82,6 +82,8 @@ FAMILIES: dict[str, Callable[[], Drawn]] = {
 OTHERS = ("embedding.weight", ".value.weight", ".out.weight", ".v.weight")
 CASES = chosen(FAMILIES, list(KINDS))
 WIDTHS = {
+    "Q4_1": [32, 608],
+    "Q8_0": [32, 608],
     "Q4_K": [256, 768],
     "Q5_K": [512],
     "Q6_K": [256, 768],
@@ -133,6 +135,18 @@ def test_product_is_that_of_the_numbers_in_the_file(
     stored = BlockWeights(weights, kind, {"head.weight": blocks})
     tables = to_int8(weights["embedding.weight"]), stored.numbers["head.weight"]
     check_one_product(Runtime(model.config, stored, "int4", level=level), weights, *tables)
+
+
+@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+def test_embedding_is_looked_up_in_eight_bits(level: str, kind: str) -> None:
+    """Those of the file where they are Q8_0, as in a head that is the same matrix."""
+    model, weights = one_product(96, 40)
+    tied = random_blocks(kind, 40, 96)
+    stored = BlockWeights(weights, kind, {"embedding.weight": tied, "head.weight": tied})
+    numbers = stored.numbers["head.weight"]
+    runtime = Runtime(model.config, stored, "int4", level=level)
+    check_one_product(runtime, weights, numbers if kind == "Q8_0" else to_int8(numbers), numbers)
 
 
 @pytest.mark.parametrize("kind", KINDS)
