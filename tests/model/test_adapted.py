@@ -196,7 +196,7 @@ def test_folder_without_adapter_or_config_is_refused(folder: Path) -> None:
 
 def test_config_of_the_base_is_not_one_of_ours(base: Path, tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "model", describe(base), model_type="llama")
-    with pytest.raises(ConfigError, match="config.json: model_type"):
+    with pytest.raises(ConfigError, match=r"config\.json: model_type"):
         load_checkpoint(beside(base, folder))
 
 
