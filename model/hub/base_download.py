@@ -191,6 +191,8 @@ def main(folder: Path) -> int:
     except (FileError, OSError) as error:
         print(f"{folder.name}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
