@@ -63,6 +63,11 @@ def has_base(folder: Path) -> bool:
     return (folder / BASE).is_file()
 
 
+def whole_models() -> dict[str, Path]:
+    """The bundled models that need no base."""
+    return {name: path for name, path in bundled_models().items() if not has_base(path)}
+
+
 def read_base(folder: Path) -> Base:
     """What ``base.json`` says. Raises `ConfigError` that names the field, and OSError."""
     path = folder / BASE

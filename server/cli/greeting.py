@@ -28,6 +28,7 @@ Or keep it private:  --host 127.0.0.1, or a container port published there
 
 #: What the bundled models are for, by name; the page of models/bundled says more.
 PURPOSES = {
+    "smollm2": "chats, from a state that does not grow",
     "everstream-stories": "continues stories and answers no questions",
     "everstream-elu": "is there to look at a state of sums",
     "everstream-vq": "is there to look at a state of codewords",
