@@ -368,7 +368,9 @@ def adapter(
     work: WorkFolder,
     run: RunName,
     out: Annotated[Path, typer.Option(help="Folder to write; existing files are replaced.")],
-    max_context: Annotated[int, typer.Option(help="Tokens of the longest text.")] = 2048,
+    max_context: Annotated[
+        int, typer.Option(help="How far away the first tokens are seen at most.")
+    ] = 2048,
     wheel: Annotated[
         Path | None,
         typer.Option(help="Python wheel that has the source, for `everstream pull`.", exists=True),
@@ -381,8 +383,9 @@ def adapter(
     if trained.base != base.sha256:
         raise typer.BadParameter(f"its base is not {base.file}", param_hint="--run")
     source, _ = read_gguf(GgufFile(folder.base), base.file)
-    # Without a context it is that of the longest text.
-    config = dataclasses.replace(cast("LlamaConfig", source), max_context=max_context, context=0)
+    config = dataclasses.replace(
+        cast("LlamaConfig", source), max_context=max_context, windows=trained.plan.layers
+    )
     if wheel is not None:
         with tempfile.TemporaryFile() as copy:
             copy_verified(base, wheel, copy)  # which has the source, or this raises

@@ -41,6 +41,7 @@ def write_llama(path: Path, model: Llama, family: str = "llama") -> Path:
     shape = model.shape
     writer = GGUFWriter(path, family)
     sizes = {
+        "context_length": 512,
         "embedding_length": shape.hidden_size,
         "block_count": shape.num_layers,
         "feed_forward_length": shape.intermediate_size,
