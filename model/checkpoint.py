@@ -6,7 +6,8 @@ that made it. Folders of other projects load too, where `model.foreign` knows
 the ``model_type`` of their config; their weights may be several files next to
 an index. So do files that are a model without a folder: a native RWKV-7 file, ``NAME.pth`` or
 ``NAME.st``, with a tokenizer in the same folder or the published one, one of rwkv.cpp, and
-``NAME.gguf``, which has a tokenizer of its own.
+``NAME.gguf``, which has a tokenizer of its own. A folder may also be an adapter over such a file
+(`model.adapted`).
 
 A chat template may lie next to them (`model.chat.template`); what a state means
 does not depend on it, so the digest leaves it out.
@@ -32,9 +33,23 @@ from model.architectures import config_from_dict
 from model.architectures.chat import chat_of, plain_chat
 from model.architectures.config import Config
 from model.architectures.quantization import calibration_of
-from model.chat.template import ChatTemplate, checked_template, read_chat_template
-from model.checkpoint_files import CONFIG, GGUF_SUFFIX, NO_LORA, Lora, config_file, is_readable
+from model.chat.template import (
+    ChatTemplate,
+    checked_template,
+    read_chat_template,
+    save_chat_template,
+)
+from model.checkpoint_files import (
+    ADAPTER,
+    CONFIG,
+    GGUF_SUFFIX,
+    NO_LORA,
+    Lora,
+    config_file,
+    is_readable,
+)
 from model.files import ConfigError, errors_in, open_file
+from model.hub.base import has_base, read_base
 from model.hub.locate import locate
 from model.tokenization.ends import GENERATION_CONFIG
 from model.tokenization.single_bytes import NUM_IDS as NUM_BYTES
@@ -56,6 +71,7 @@ __all__ = [
     "CheckpointError",
     "load_checkpoint",
     "locate",
+    "save_chat",
     "save_checkpoint",
     "save_tokenizer",
 ]
@@ -122,6 +138,13 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
         (folder / GENERATION_CONFIG).write_text(text, encoding="utf-8")
 
 
+def save_chat(folder: Path, checkpoint: Checkpoint) -> None:
+    """Writes a checkpoint's chat template, where its family would not give it the same one."""
+    template = checkpoint.chat_template
+    if template != chat_of(checkpoint.config, checkpoint.tokenizer, None):
+        save_chat_template(folder, template)
+
+
 def load_checkpoint(
     source: str | Path,
     revision: str | None = None,
@@ -137,6 +160,8 @@ def load_checkpoint(
     located = locate(source, revision)
     whole = located.is_file()
     config, weights = (located, located) if whole else (config_file(located), located / WEIGHTS)
+    if has_base(located):
+        weights = located / ADAPTER
     try:
         with errors_in(config, ConfigError), errors_in(weights, CheckpointError):
             found = _load(located, tokenizer)
@@ -155,6 +180,8 @@ def _with_lora(checkpoint: Checkpoint, lora: Lora) -> Checkpoint:
 
 
 def _load(found: Path, tokenizer: Path | None) -> Checkpoint:
+    if has_base(found):
+        return _load_adapted(found, tokenizer)
     if found.is_dir():
         return _load_folder(found, tokenizer or _next_to(found / CONFIG))
     load = _load_gguf if found.suffix == GGUF_SUFFIX else _load_file
@@ -164,7 +191,7 @@ def _load(found: Path, tokenizer: Path | None) -> Checkpoint:
 def load_tokenizer(source: str | Path) -> Tokenizer:
     """The tokenizer of what `locate` finds. Raises what `load_checkpoint` raises."""
     found = locate(source)
-    if found.is_dir():
+    if found.is_dir() and not has_base(found):
         return Tokenizer.load(_next_to(found / CONFIG))
     return load_checkpoint(found).tokenizer
 
@@ -220,6 +247,32 @@ def _load_gguf(path: Path, tokenizer_file: Path | None) -> Checkpoint:
 
     file = GgufFile(path)
     config, weights = foreign.read_gguf(file, path.name)
+    tokenizer, tokenizer_file = _tokenizer_of(file, config, path, tokenizer_file)
+    template = _template_of(file, config, tokenizer, path.parent)
+    files = file.paths if tokenizer_file is None else [*file.paths, tokenizer_file]
+    return Checkpoint(config, weights, tokenizer, _digest(files), template)
+
+
+def _load_adapted(folder: Path, tokenizer_file: Path | None) -> Checkpoint:
+    """An adapter over a GGUF file. Its digest has the base's hash, which was verified before."""
+    from model.adapted import read_adapted
+
+    config, weights, file = read_adapted(folder)
+    path = folder / file.paths[0].name
+    tokenizer, tokenizer_file = _tokenizer_of(file, config, path, tokenizer_file)
+    template = _template_of(file, config, tokenizer, folder)
+    files = [folder / CONFIG, folder / ADAPTER, *([tokenizer_file] if tokenizer_file else [])]
+    digest = hashlib.sha256(f"{_digest(files)} {read_base(folder).sha256}".encode()).hexdigest()
+    return Checkpoint(config, weights, tokenizer, digest, template)
+
+
+def _tokenizer_of(
+    file: GgufFile, config: Config, path: Path, tokenizer_file: Path | None
+) -> tuple[Tokenizer, Path | None]:
+    """The tokenizer in the GGUF file ``path``, or that in ``tokenizer_file``, or next to ``path``.
+
+    Also which file it is in, where it is not in ``file``.
+    """
     tokenizer = None if tokenizer_file else _inside(file, config, path)
     if tokenizer is None:
         tokenizer_file = tokenizer_file or _next_to(path)
@@ -228,14 +281,18 @@ def _load_gguf(path: Path, tokenizer_file: Path | None) -> Checkpoint:
         raise CheckpointError(
             f"{tokenizer_file} has {tokenizer.vocab_size} ids, {path.name} {config.vocab_size}"
         )
+    return tokenizer, tokenizer_file
+
+
+def _template_of(
+    file: GgufFile, config: Config, tokenizer: Tokenizer, folder: Path
+) -> ChatTemplate:
+    """The chat template in a GGUF file, or else in ``folder``, as its family has it."""
     inside = file.metadata.get(GGUF_TEMPLATE)
-    files = file.paths if tokenizer_file is None else [*file.paths, tokenizer_file]
-    found = read_chat_template(path.parent) if inside is None else None
-    if inside is not None:
-        source = checked_template(GGUF_TEMPLATE, inside)
-        found = replace(plain_chat(config, tokenizer), source=source)
-    template = chat_of(config, tokenizer, found)
-    return Checkpoint(config, weights, tokenizer, _digest(files), template)
+    if inside is None:
+        return chat_of(config, tokenizer, read_chat_template(folder))
+    source = checked_template(GGUF_TEMPLATE, inside)
+    return chat_of(config, tokenizer, replace(plain_chat(config, tokenizer), source=source))
 
 
 def _inside(file: GgufFile, config: Config, path: Path) -> Tokenizer | None:

@@ -13,6 +13,8 @@ CONFIG = "config.json"
 #: The config of folders in Mistral's own layout.
 PARAMS = "params.json"
 CONFIGS = (CONFIG, PARAMS)
+#: What was trained, in a folder that is an adapter over a base (`model.adapted`).
+ADAPTER = "adapter.safetensors"
 #: End the names of files that are a model without a folder: native RWKV files, of torch or of
 #: safetensors, and GGUF.
 TORCH_SUFFIX, ST_SUFFIX, GGUF_SUFFIX = FILE_SUFFIXES = (".pth", ".st", ".gguf")

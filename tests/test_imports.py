@@ -47,7 +47,8 @@ API_LAYERS = (
 
 #: The same of the units of `model`: its folders, and its modules outside of them.
 MODEL_LAYERS = (
-    *("convert", "training", "export", "quantization", "bounds", "checkpoint", "hub", "foreign"),
+    *("convert", "training", "export", "quantization", "bounds", "checkpoint", "adapted", "hub"),
+    "foreign",
     *("command_line", "native", "lm", "block", "config", "checkpoint_files", "weights"),
     "state_tensors",
     *("state", "attention", "evaluation", "architectures", "tokenizer", "tokenization", "chat"),
@@ -152,8 +153,9 @@ WRITERS = {
     "tests/docs/claims.py": ("eval",),
 }
 
-#: The only readers of the environment.
-ENVIRONMENT_READERS = ("server.config.environment",)
+#: The only readers of the environment. The second finds the cache of the hub's library, which has
+#: not been installed yet where it runs first.
+ENVIRONMENT_READERS = ("server.config.environment", "model.hub.base")
 ENVIRONMENT = ("os.environ", "os.environb", "os.getenv", "os.putenv")
 
 

@@ -24,6 +24,9 @@ case "$*" in
   "deploy/bundled-pip"*) echo "$*" >> "$LOG";;
   "deploy/requirements"*) printf "packages of [%s]" "$2";;
   "deploy/progress"*) shift; for command; do sh -c "$command" || exit; done;;
+  "-m model.hub.base_download"*)
+    echo "$*" >> "$LOG"
+    if test -n "$OFFLINE"; then echo "smollm2: no network"; exit 2; fi;;
   "-m pytest"*) for word; do echo "$word"; done >> "$LOG";;
   *_native*) test -e "$TREE/built";;
   *) echo header;;
@@ -157,21 +160,55 @@ def test_nothing_is_installed_twice(tree: Tree, has_compiler: bool) -> None:
     assert tree.serve() == ([], "serves\n")
 
 
-def test_every_bundled_model_is_served_the_default_first(tree: Tree) -> None:
-    for name in ("everstream-elu", "everstream-stories", "everstream-vq"):
+STORIES = ["serve", "--model", "everstream-stories"]
+FETCH = "-m model.hub.base_download model/bundled/smollm2"
+
+
+def bundle(tree: Tree, *names: str) -> None:
+    for name in names:
         folder = tree.path / "model" / "bundled" / name
         folder.mkdir(parents=True)
         (folder / "config.json").touch()
-    names = ("everstream-stories", "everstream-elu", "everstream-vq")
-    models = [word for name in names for word in ("--model", name)]
-    assert tree.served() == ["serve", *models]
-    assert tree.served("ARGS=--port 9000") == ["serve", *models, "--port", "9000"]
-    assert tree.served("ARGS=--model-dir x") == ["serve", *models, "--model-dir", "x"]
+
+
+def test_default_is_served_alone_where_no_chat_model_is_bundled(tree: Tree) -> None:
+    bundle(tree, "everstream-elu", "everstream-stories", "everstream-vq")
+    assert tree.served() == STORIES
+    assert tree.served("ARGS=--port 9000") == [*STORIES, "--port", "9000"]
+    assert tree.served("ARGS=--model-dir x") == [*STORIES, "--model-dir", "x"]
+
+
+def test_chat_model_is_served_first_and_its_base_fetched_while_compiling(tree: Tree) -> None:
+    bundle(tree, "everstream-stories", "smollm2")
+    tree.add_compiler()
+    asked, said = tree.serve()
+    packages = asked.index("packages of []")
+    assert asked[packages + 1 :] == [FETCH, FETCH]  # and again before it is served
+    assert "smollm2: 93 MB more" in said
+    assert tree.served("ARGS=--port 9000")[1:] == [
+        "--model",
+        "smollm2",
+        *STORIES[1:],
+        "--port",
+        "9000",
+    ]
+    assert tree.log.read_text().splitlines() == [FETCH]
+
+
+def test_without_a_network_the_default_is_served_with_one_line(tree: Tree) -> None:
+    bundle(tree, "everstream-stories", "smollm2")
+    tree.add_compiler()
+    tree.serve()
+    _, said = tree.serve(OFFLINE="1")
+    assert said == "smollm2: no network\nserves\n"
+    assert (tree.path / "served").read_text().split() == STORIES
 
 
 @pytest.mark.parametrize("own", ["--model runs/mine", "--config=file", "--served-model-name x"])
 def test_model_of_the_caller_is_served_alone(tree: Tree, own: str) -> None:
+    bundle(tree, "everstream-stories", "smollm2")
     assert tree.served(f"ARGS={own}") == ["serve", *own.split()]
+    assert FETCH not in tree.log.read_text()
     assert tree.served(EVERSTREAM_MODEL="runs/mine") == ["serve"]
 
 

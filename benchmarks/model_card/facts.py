@@ -26,10 +26,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks.report import RESULTS, Figures, Result, read_result
-from model.bundled_models import FOLDER, bundled_models
+from model.bundled_models import FOLDER
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.config import ModelConfig
 from model.evaluation import Half, Mode
+from model.hub.base import whole_models
 from model.native.runtime import Runtime
 from model.quantization.evaluate import evaluate
 from model.state import StateLayout, kv_cache_bytes_per_token
@@ -79,8 +80,8 @@ def main() -> None:
     runs: dict[str, list[Path]] = {}
     for text in options.run:
         name, _, run = text.partition("=")
-        if name not in bundled_models() or not run:
-            parser.error(f"--run: NAME=RUN with a name of {', '.join(bundled_models())}")
+        if name not in whole_models() or not run:
+            parser.error(f"--run: NAME=RUN with a name of {', '.join(whole_models())}")
         runs.setdefault(name, []).append(Path(run))
     averages = {name: Path(model) for name, _, model in (t.partition("=") for t in options.average)}
     written = write(options.data, runs, averages, options.threads)
@@ -97,7 +98,7 @@ def write(
         name: measured(
             folder, data, runs.get(name, []), averages.get(name), before.get(name, {}), threads
         )
-        for name, folder in bundled_models().items()
+        for name, folder in whole_models().items()
     }
     texts = [text for model in models.values() for run in model["runs"] for text in run["data"]]
     names = dict.fromkeys([*texts, *VALIDATION, CREDITS_OF_DATA])

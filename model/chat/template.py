@@ -8,6 +8,7 @@ does not describe of a chat is in `model.chat.turns`.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -101,6 +102,17 @@ def read_chat_template(folder: Path) -> ChatTemplate | None:
         templates.get("tool_use"),
         {name: token for name, token in tokens.items() if token is not None},
     )
+
+
+def save_chat_template(folder: Path, template: ChatTemplate) -> None:
+    """Writes ``template`` as `read_chat_template` finds it. Raises OSError."""
+    found: Any = template.source
+    if template.tool_use is not None:
+        texts = {"default": template.source, "tool_use": template.tool_use}
+        found = [{"name": name, "template": text} for name, text in texts.items()]
+    values = json.dumps({"chat_template": found, **template.special_tokens}, indent=2)
+    (folder / TOKENIZER_CONFIG).write_text(values + "\n", encoding="utf-8")
+    (folder / JINJA).unlink(missing_ok=True)  # it would come first
 
 
 def checked_template(name: str, template: object) -> str:

@@ -64,9 +64,10 @@ def _write(checkpoint: Checkpoint, out: Path, format: str, dtype: str, is_file: 
     if format == "everstream":
         import torch
 
-        from model.checkpoint import save_checkpoint
+        from model.checkpoint import save_chat, save_checkpoint
 
         save_checkpoint(out, checkpoint.model, checkpoint.tokenizer, getattr(torch, dtype))
+        save_chat(out, checkpoint)
         return
     from model.export import writer_of
 

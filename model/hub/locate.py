@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from model.bundled_models import bundled_models
-from model.checkpoint_files import CONFIG, CONFIGS, PARAMS, is_model_file, is_readable
+from model.checkpoint_files import ADAPTER, CONFIG, CONFIGS, PARAMS, is_model_file, is_readable
+from model.hub.base import has_base
 from model.hub.names import parse_name
 from model.weights import FORMS, WEIGHTS, CheckpointError
 from model.weights.gguf_parts import is_first_part
@@ -41,6 +42,11 @@ def locate(source: str | Path, revision: str | None = None) -> Path:
     return _complete(found) if found.is_dir() else found
 
 
+def bundled_or_local(source: str) -> Path | None:
+    """The folder of a model that is on disk without a pull, whole or not."""
+    return Path(source) if os.path.isdir(source) else bundled_models().get(source)
+
+
 def _single_file(folder: Path) -> Path | None:
     """The one model file of a folder without a config, which is the model then."""
     if any(is_readable(folder / name) for name in CONFIGS):
@@ -68,9 +74,10 @@ def _why_no_folder(path: Path) -> str:
 
 
 def _complete(folder: Path) -> Path:
-    """The folder, which has a config and weights; its tokenizer may be elsewhere."""
-    for name in (CONFIG, WEIGHTS):
-        instead = sum(FORMS, ()) if name == WEIGHTS else (PARAMS,)
+    """The folder, which has a config and weights; its tokenizer and its base may be elsewhere."""
+    weights = ADAPTER if has_base(folder) else WEIGHTS
+    for name in (CONFIG, weights):
+        instead = {CONFIG: (PARAMS,), WEIGHTS: sum(FORMS, ())}.get(name, ())
         if not any(is_readable(folder / file) for file in (name, *instead)):
             raise CheckpointError(f"{folder} has no {name}")
     return folder

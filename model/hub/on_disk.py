@@ -12,6 +12,8 @@ from model.architectures import config_from_dict
 from model.bundled_models import bundled_models
 from model.checkpoint_files import GGUF_SUFFIX
 from model.files import ConfigError
+from model.hub.base import find_base, has_base
+from model.hub.base import remove as remove_base
 from model.hub.cache import (
     INCOMPLETE,
     Repository,
@@ -27,10 +29,13 @@ from model.weights import CheckpointError
 from model.weights.folder import weight_files
 from model.weights.gguf_parts import part_names
 
+#: The forms of an adapter, with its base on disk and without.
+ADAPTED, NOT_PULLED = "adapter", "not pulled"
+
 
 @dataclass(frozen=True)
 class ModelOnDisk:
-    """``name`` is what ``--model`` takes; ``form`` is that of the files.
+    """``name`` is what ``--model`` takes; ``form`` is that of the files, or why they do not do yet.
 
     ``num_bytes`` is the size of the weights. ``source`` is ``bundled`` or ``hub``.
     """
@@ -56,8 +61,14 @@ def models_on_disk() -> list[ModelOnDisk]:
 def remove(text: str) -> int:
     """Deletes what is on disk of ``OWNER/NAME[:FILE]`` and returns how many bytes that was.
 
-    Raises `CheckpointError` for any other name, and where nothing is on disk; OSError.
+    Of a bundled model that is an adapter this is its base. Raises `CheckpointError` for any other
+    name, and where nothing is on disk; OSError.
     """
+    folder = bundled_models().get(text)
+    if folder is not None and has_base(folder):
+        if freed := remove_base(folder):
+            return freed
+        raise CheckpointError(f"{text}: nothing is on disk")
     name = parse_name(text)
     if name is None or name.revision != MAIN:
         raise CheckpointError(f"{text}: only a pulled OWNER/NAME[:FILE] can be removed")
@@ -102,10 +113,11 @@ def _whole_folder(name: str, snapshot: Path) -> ModelOnDisk | None:
 
 
 def _folder(name: str, source: str, family: str | None, folder: Path) -> ModelOnDisk:
-    files = weight_files(folder)
-    form = files[0].suffix.removeprefix(".")
-    size = sum(file.stat().st_size for file in files)
-    return ModelOnDisk(name, source, family or "", form, size, folder)
+    if has_base(folder):
+        form = ADAPTED if find_base(folder) else NOT_PULLED
+    else:
+        form = weight_files(folder)[0].suffix.removeprefix(".")
+    return ModelOnDisk(name, source, family or "", form, num_bytes(folder), folder)
 
 
 def _family(folder: Path) -> str | None:

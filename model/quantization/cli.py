@@ -53,6 +53,7 @@ def quantize_command(
     """
     from model.checkpoint import load_checkpoint, locate
     from model.evaluation import DataError
+    from model.hub.cache import num_bytes
     from model.native.runtime import NativeError
     from model.quantization.int4 import save_int4
     from model.quantization.quantize import save_quantized
@@ -71,17 +72,10 @@ def quantize_command(
             save_int4(out, checkpoint, calibration, threads)
         else:
             save_quantized(out, checkpoint, dtype)
-        typer.echo(f"{out}: {_num_bytes(out):,} bytes of weights, before {_num_bytes(folder):,}")
+        typer.echo(f"{out}: {num_bytes(out):,} bytes of weights, before {num_bytes(folder):,}")
         if evaluate is not None:
             calibrated = load_checkpoint(out) if calibration else None
             _compare(checkpoint, calibrated, evaluate, threads)
-
-
-def _num_bytes(folder: Path) -> int:
-    """Size of the weight files in bytes."""
-    from model.weights.folder import weight_files
-
-    return sum(file.stat().st_size for file in weight_files(folder))
 
 
 def _compare(

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from model.checkpoint import Checkpoint, save_tokenizer
+from model.checkpoint import Checkpoint, save_chat, save_tokenizer
 from model.checkpoint_files import CONFIG
 from model.native.runtime import INT8_TABLES
 from model.weights import SCALE, WEIGHTS, CheckpointError
@@ -55,7 +55,7 @@ def to_bfloat16(values: Float) -> npt.NDArray[np.uint16]:
 
 
 def save_quantized(folder: Path, checkpoint: Checkpoint, dtype: Dtype) -> None:
-    """Writes the three files of a checkpoint, in this project's names, into ``folder``.
+    """Writes the files of a checkpoint, in this project's names, into ``folder``.
 
     ``int8`` leaves the small weights as they are: those that bfloat16 holds
     exactly as bfloat16, else as float32. Raises `CheckpointError` for a weight
@@ -65,10 +65,11 @@ def save_quantized(folder: Path, checkpoint: Checkpoint, dtype: Dtype) -> None:
 
 
 def save_tensors(folder: Path, checkpoint: Checkpoint, tensors: Mapping[str, Array]) -> None:
-    """Writes the three files with these ``tensors``, of dtypes that the format has."""
+    """Writes the files with these ``tensors``, of dtypes that the format has."""
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint.config.save(folder / CONFIG)
     save_tokenizer(folder, checkpoint.tokenizer)
+    save_chat(folder, checkpoint)
     _write(folder / WEIGHTS, tensors)
 
 

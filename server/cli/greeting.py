@@ -28,6 +28,7 @@ Or keep it private:  --host 127.0.0.1, or a container port published there
 
 #: What the bundled models are for, by name; the page of models/bundled says more.
 PURPOSES = {
+    "smollm2": "chats, from a state that does not grow",
     "everstream-stories": "continues stories and answers no questions",
     "everstream-elu": "is there to look at a state of sums",
     "everstream-vq": "is there to look at a state of codewords",
@@ -83,6 +84,14 @@ def _kept(store: str | None) -> str:
     return f"in {store}"
 
 
+def _bundled(folder: Path) -> str:
+    """A model's name, and what has to be run before it is served."""
+    from model.hub.base import find_base, has_base, pull_command
+
+    needs_pull = has_base(folder) and find_base(folder) is None
+    return f"{folder.name} (after {pull_command(folder)})" if needs_pull else folder.name
+
+
 def invite(config: ServerConfig, port: int) -> None:
     """Prints a line that can be pasted to see tokens stream, and what comes after it."""
     from model.bundled_models import DEFAULT_NAME, bundled_models
@@ -99,9 +108,10 @@ def invite(config: ServerConfig, port: int) -> None:
         f"Sessions are kept {_kept(config.store)} (--store). Ctrl-C stops the server.\n"
         f"Documentation: {DOCUMENTATION}\n"
     )
-    others = [name for name in bundled_models() if name != DEFAULT_NAME]
+    others = [folder for name, folder in bundled_models().items() if name != DEFAULT_NAME]
     if config.model[0].source is None and others:
-        typer.echo(f"Also bundled: {', '.join(others)} (--model NAME, repeated for several)\n")
+        names = ", ".join(map(_bundled, others))
+        typer.echo(f"Also bundled: {names} (--model NAME, repeated for several)\n")
     if config.is_open:
         typer.echo(OPEN_WARNING.format(host=config.host), err=True)
         logging.getLogger("everstream").warning("no API key, and listening on %s", config.host)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,10 +11,10 @@ from model.bundled_models import DEFAULT_MODEL
 from model.chat.template import PLAIN, ChatTemplate
 from model.checkpoint import Checkpoint, load_checkpoint, locate
 from model.command_line import LoraAlpha, LoraFiles, lora_of
+from model.hub.cache import num_bytes
 from model.state import StateLayout, kv_cache_bytes_per_token
 from model.tensor_spec import POSITION_BLOCK
 from model.weights import StoredWeights, num_parameters
-from model.weights.folder import weight_files
 from server.cli.failures import clear_errors
 from server.cli.options import Context, PastMode, TokenizerFile
 
@@ -61,11 +60,11 @@ def inspect(
     with clear_errors():
         checkpoint = load_checkpoint(source, tokenizer=tokenizer, lora=lora_of(lora, lora_alpha))
         checkpoint = bounded(checkpoint, Bound(context, past))
-        console.print(_model_table(checkpoint, weight_files(locate(source))))
+        console.print(_model_table(checkpoint, num_bytes(locate(source))))
         console.print(_memory_table(checkpoint))
 
 
-def _model_table(checkpoint: Checkpoint, files: list[Path]) -> Table:
+def _model_table(checkpoint: Checkpoint, stored_bytes: int) -> Table:
     from rich.table import Table
 
     config = checkpoint.config
@@ -79,7 +78,7 @@ def _model_table(checkpoint: Checkpoint, files: list[Path]) -> Table:
         ("layers x width", f"{config.num_hidden_layers} x {config.hidden_size}"),
         ("heads x features", f"{config.num_attention_heads} x {config.head_dim}"),
         ("vocabulary", f"{config.vocab_size:,}"),
-        ("weights stored", _stored(checkpoint, files)),
+        ("weights stored", _stored(checkpoint, stored_bytes)),
         ("weights in memory", _served(num_parameters(config))),
         *_bound_rows(config),
         ("state of a session", f"{state_bytes:,} bytes"),
@@ -123,8 +122,8 @@ def _served(num_weights: int) -> str:
     return ", ".join(f"{size:,.0f} MB in {dtype}" for dtype, size in megabytes.items())
 
 
-def _stored(checkpoint: Checkpoint, files: list[Path]) -> str:
-    size = f"{sum(file.stat().st_size for file in files):,} bytes"
+def _stored(checkpoint: Checkpoint, stored_bytes: int) -> str:
+    size = f"{stored_bytes:,} bytes"
     weights = checkpoint.weights
     if not isinstance(weights, StoredWeights):
         return size

@@ -21,8 +21,9 @@ from benchmarks.model_card.facts import (
     read,
     shape_facts,
 )
-from model.bundled_models import DEFAULT_NAME, bundled_models
+from model.bundled_models import DEFAULT_NAME
 from model.checkpoint import load_checkpoint
+from model.hub.base import whole_models
 from server.cli.main import app
 from server.engine.sampling_defaults import published
 from tests.tiny import TEXT, tiny_tokenizer
@@ -36,12 +37,12 @@ def test_card_is_that_of_the_results() -> None:
 
 
 def test_every_bundled_model_is_in_the_results() -> None:
-    assert list(RESULT["models"]) == list(bundled_models())
+    assert list(RESULT["models"]) == list(whole_models())
 
 
-@pytest.mark.parametrize("name", bundled_models())
+@pytest.mark.parametrize("name", whole_models())
 def test_results_are_of_the_files_that_are_there(name: str) -> None:
-    folder, model = bundled_models()[name], RESULT["models"][name]
+    folder, model = whole_models()[name], RESULT["models"][name]
     assert model["files"] == {path.name: file_facts(path) for path in folder.iterdir()}
     facts = shape_facts(load_checkpoint(folder))
     assert {key: model[key] for key in facts} == facts

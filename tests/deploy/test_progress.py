@@ -33,6 +33,7 @@ def load() -> Any:
         ("Collecting numpy>=2.0 (from -r /dev/stdin (line 6))", "package numpy"),
         ("  Downloading apsw-3.54-cp311-manylinux.whl (7 MB)", "package apsw"),
         ("Installing collected packages: a, b, c", "unpacking 3 packages"),
+        ("base of smollm2: 40 of 93 MB", "smollm2: 40 of 93 MB"),
     ],
 )
 def test_line_has_what_was_said_last(said: str, shown: str) -> None:
@@ -40,6 +41,15 @@ def test_line_has_what_was_said_last(said: str, shown: str) -> None:
     progress.read("Looking in indexes")
     progress.read(said)
     assert shown in progress.line()
+
+
+def test_base_that_is_there_is_not_shown() -> None:
+    progress = load().Progress()
+    progress.read("Collecting numpy")
+    progress.read("base of smollm2: 40 of 93 MB")
+    assert progress.line().endswith("package numpy, smollm2: 40 of 93 MB")
+    progress.read("base of smollm2: 93 of 93 MB")
+    assert progress.line().endswith("package numpy")
 
 
 @pytest.mark.process

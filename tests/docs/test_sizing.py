@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 from benchmarks.checkpoints.shapes import CONFIGS
+from model.architectures import config_from_dict
 from model.architectures.config import Config
 from model.bundled_models import bundled_models
-from model.checkpoint import load_checkpoint
+from model.checkpoint_files import CONFIG
+from model.files import read_json
 from model.state import StateLayout
 from model.weights import num_parameters
 from server.cli.inspect import SERVED_BYTES
@@ -25,7 +27,8 @@ RESULTS = DOCS.parent / "benchmarks" / "results"
 
 def models() -> dict[str, Config]:
     bundled = {
-        f"`{name}`": load_checkpoint(folder).config for name, folder in bundled_models().items()
+        f"`{name}`": config_from_dict(read_json(folder / CONFIG))
+        for name, folder in bundled_models().items()
     }
     return bundled | {f"RWKV-7 {size}": config for size, config in CONFIGS.items()}
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from model.hub.base import describe
 from model.state import StateLayout
 from model.tokenization.world import FILE as WORLD
 from server.engine.value import SessionValue, StateBlock
@@ -21,6 +22,7 @@ from server.models.storage import identity_of
 from server.store.base import Identity
 from server.store.named_state import export_state, named_state
 from server.store.portable import export_session
+from tests.adapted import write_adapter, write_base_file
 from tests.gguf_files import byte_level_vocabulary, gguf_tensors, world_vocabulary, write_gguf
 from tests.published_layouts import LAYOUTS, Layout
 from tests.rwkv7 import Shape, fla_config, fla_names, published, write_fla, write_pth
@@ -115,6 +117,11 @@ def _gguf_bpe(folder: Path) -> None:
     write_gguf(folder / "model.gguf", SHAPE, gguf_tensors(published(SHAPE)), "Q8_0", fill)
 
 
+def _adapter(folder: Path) -> None:
+    base = write_base_file(folder / "tiny.gguf")
+    write_adapter(folder, describe(base))
+
+
 def _state(folder: Path) -> None:
     (folder / "file").write_bytes(b"".join(export_state(named_state(VALUE), identity("own"))))
 
@@ -174,6 +181,7 @@ FORMATS = (
     Format("gguf", "model", "model.gguf", _gguf),
     Format("gguf-bpe", "model", "model.gguf", _gguf_bpe),
     Format("bin", "model", ".", _bin),
+    Format("adapter", "model", ".", _adapter),
     Format("gguf-split", "model", "model-00001-of-00002.gguf", _gguf_split),
     *(_published(layout) for layout in LAYOUTS if layout.name not in ("native", "GGUF")),
     Format("state", "state", "file", _state),

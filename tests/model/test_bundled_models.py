@@ -6,20 +6,25 @@ from pathlib import Path
 
 import pytest
 
+from model.architectures import config_from_dict
 from model.bundled_models import DEFAULT_NAME, bundled_models
 from model.checkpoint import CheckpointError, load_checkpoint, locate
+from model.checkpoint_files import ADAPTER, CONFIG
+from model.files import read_json
+from model.hub.base import has_base, read_base, whole_models
 from model.weights.folder import read_weights, weight_files
+from model.weights.safetensors import WeightFiles
 from tests.tiny import write_model
 
-#: Bytes of a folder: the default's, and each other's.
-MAX_DEFAULT_BYTES, MAX_OTHER_BYTES = 12_000_000, 1_500_000
+#: Bytes of a folder: the default's, that of an adapter, and each other's.
+MAX_DEFAULT_BYTES, MAX_ADAPTER_BYTES, MAX_OTHER_BYTES = 12_000_000, 6_000_000, 1_500_000
 
 
 def test_default_is_the_first() -> None:
     assert next(iter(bundled_models())) == DEFAULT_NAME
 
 
-@pytest.mark.parametrize("name", bundled_models())
+@pytest.mark.parametrize("name", whole_models())
 def test_bundled_model_loads_by_its_name(name: str) -> None:
     by_name, by_folder = load_checkpoint(name), load_checkpoint(bundled_models()[name])
     assert by_name.digest == by_folder.digest
@@ -28,9 +33,15 @@ def test_bundled_model_loads_by_its_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", bundled_models())
 def test_bundled_model_fits_the_repository(name: str) -> None:
-    limit = MAX_DEFAULT_BYTES if name == DEFAULT_NAME else MAX_OTHER_BYTES
     folder = bundled_models()[name]
+    limit = MAX_DEFAULT_BYTES if name == DEFAULT_NAME else MAX_OTHER_BYTES
+    limit = MAX_ADAPTER_BYTES if has_base(folder) else limit
     assert sum(file.stat().st_size for file in folder.glob("*.[js]*")) <= limit
+
+
+@pytest.mark.parametrize("name", whole_models())
+def test_bundled_model_is_one_file(name: str) -> None:
+    folder = bundled_models()[name]
     assert len(read_weights(folder)) > 0
     assert weight_files(folder) == [folder / "model.safetensors"]
 
@@ -50,3 +61,15 @@ def test_folder_of_the_same_name_is_taken_instead(
 def test_name_that_is_none_is_refused_with_those_that_are() -> None:
     with pytest.raises(CheckpointError, match=f"no such folder.*{DEFAULT_NAME}"):
         locate("everstream-none")
+
+
+def test_bundled_adapter_is_over_a_base_of_the_package_index() -> None:
+    """Its base is not on disk where tests run; what it must be is."""
+    for name in bundled_models().keys() - whole_models().keys():
+        folder = bundled_models()[name]
+        base = read_base(folder)
+        assert base.package is not None
+        assert config_from_dict(read_json(folder / CONFIG)).vocab_size > 0
+        assert len(WeightFiles([folder / ADAPTER])) > 0
+        with pytest.raises(CheckpointError, match=rf"{base.file} .*; run: everstream pull {name}$"):
+            load_checkpoint(name)

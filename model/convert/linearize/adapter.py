@@ -1,12 +1,14 @@
 """What a conversion makes, in a file: far parts and updates over a base that is named by its hash.
 
 safetensors; the metadata ``linearize`` is JSON: ``base`` (SHA-256 of the GGUF file), ``plan``,
-``ranks``, ``lora_scale``, and what the maker wants to say (``notes``).
+``ranks``, ``lora_scale``, and what the maker wants to say (``notes``). `save_folder` writes the
+model that is served (`model.adapted`).
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from model.architectures.config import Config
+from model.checkpoint_files import ADAPTER, CONFIG
 from model.convert.linearize.network import Llama
 from model.convert.linearize.plan import Plan, plan_from_json
 from model.convert.linearize.student import LORA_SCALE, Student
+from model.hub.base import Base, write_base
 from model.weights import CheckpointError
 
 KEY = "linearize"
@@ -70,3 +75,33 @@ def load_adapter(path: Path) -> Adapter:
         )
     plan = plan_from_json(values["plan"])
     return Adapter(values["base"], plan, values["ranks"], weights, values["notes"])
+
+
+#: Of the matrices that are updated, the names in a model's folder.
+_UPDATED = {"qkv": "mixer.qkv", "out": "mixer.out", "up": "mlp.gate_up", "down": "mlp.down"}
+
+
+def save_folder(folder: Path, adapter: Adapter, config: Config, base: Base) -> None:
+    """Writes the model as it is served: its config, the base's description, weights in bfloat16.
+
+    Replaces these files in ``folder``.
+    """
+    assert adapter.base == base.sha256, (adapter.base, base)
+    folder.mkdir(parents=True, exist_ok=True)
+    config.save(folder / CONFIG)
+    write_base(folder, base)
+    weights = {
+        served_name(name): tensor.to(torch.bfloat16).contiguous()
+        for name, tensor in adapter.weights.items()
+    }
+    save_file(weights, folder / ADAPTER, {"scale": str(LORA_SCALE), "format": "pt"})
+    shutil.copymode(folder / CONFIG, folder / ADAPTER)  # `save_file` writes for its user alone
+
+
+def served_name(name: str) -> str:
+    """In a model's folder, of a parameter of `Student`."""
+    _, layer, kind, *rest = name.split(".")
+    if kind == "far":
+        return f"blocks.{layer}.mixer.far.{rest[0]}"
+    assert kind == "updates", name
+    return f"blocks.{layer}.{_UPDATED[rest[0]]}.{rest[1]}"

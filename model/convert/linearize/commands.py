@@ -9,20 +9,23 @@ WORK/runs/NAME/         a run of `match` or `distil`: progress, log, adapter
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 import typer
 from torch import Tensor
 
+from model.architectures.llama.config import LlamaConfig
 from model.convert.linearize import measure, train
-from model.convert.linearize.adapter import Adapter, load_adapter, save_adapter
+from model.convert.linearize.adapter import Adapter, load_adapter, save_adapter, save_folder
 from model.convert.linearize.chats import Sampling, Writer, write_shard
 from model.convert.linearize.network import Llama
 from model.convert.linearize.plan import Plan, plan_from_json, smollm2_plan, window_plan
@@ -35,13 +38,17 @@ from model.convert.linearize.sequences import (
     read_shards,
     tokenized,
 )
-from model.convert.linearize.source import file_digest, read_source
+from model.convert.linearize.source import read_source
 from model.convert.linearize.student import Student
 from model.convert.linearize.talk import talk
 from model.evaluation import Half
 from model.files import read_json
+from model.foreign import read_gguf
+from model.hub.base import describe, file_digest
+from model.hub.base_download import copy_verified
 from model.tokenizer import Tokenizer
 from model.training.signals import signals_remembered
+from model.weights.gguf_file import GgufFile
 
 BOOKS, STORIES = ("train_children", "train_fiction"), "simple_stories"
 VALID = ("valid", "simple_stories_valid")
@@ -354,6 +361,37 @@ def _plan(name: str) -> Plan:
     """A plan by its name, or of a file."""
     path = Path(name)
     return plan_from_json(read_json(path)) if path.suffix == ".json" else smollm2_plan(name)
+
+
+@app.command()
+def adapter(
+    work: WorkFolder,
+    run: RunName,
+    out: Annotated[Path, typer.Option(help="Folder to write; existing files are replaced.")],
+    max_context: Annotated[
+        int, typer.Option(help="How far away the first tokens are seen at most.")
+    ] = 2048,
+    wheel: Annotated[
+        Path | None,
+        typer.Option(help="Python wheel that has the source, for `everstream pull`.", exists=True),
+    ] = None,
+) -> None:
+    """Write the model of a run as it is served: an adapter over the source."""
+    folder = Work(work)
+    trained = folder.adapter(run)
+    base = describe(folder.base, wheel)
+    if trained.base != base.sha256:
+        raise typer.BadParameter(f"its base is not {base.file}", param_hint="--run")
+    source, _ = read_gguf(GgufFile(folder.base), base.file)
+    config = dataclasses.replace(
+        cast("LlamaConfig", source), max_context=max_context, windows=trained.plan.layers
+    )
+    if wheel is not None:
+        with tempfile.TemporaryFile() as copy:
+            copy_verified(base, wheel, copy)  # which has the source, or this raises
+    save_folder(out, trained, config, base)
+    size = sum(file.stat().st_size for file in out.iterdir())
+    typer.echo(f"{out}: {size:,} bytes")
 
 
 @app.command()

