@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from model.tokenizer import Tokenizer
+
 
 def turn(role: str, text: str) -> str:
     """One whole message."""
@@ -12,3 +14,8 @@ SYSTEM = turn("system", "You are a helpful AI assistant named SmolLM, trained by
 #: What an answer comes after.
 ANSWER = "<|im_start|>assistant\n"
 END = "<|im_end|>"
+
+
+def encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of a text of this format, of which the names of special tokens are these tokens."""
+    return tokenizer.encode(text, allow_special=True)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.convert.linearize.chat_format import ANSWER, END, SYSTEM
+from model.convert.linearize.chat_format import ANSWER, END, SYSTEM, encode
 from model.convert.linearize.network import Llama, angles, rotate
 from model.convert.linearize.questions import follow_up, question
 from model.tokenizer import Tokenizer
@@ -92,12 +92,12 @@ class Writer:
             row.feed = [drawn]
         elif row.asks:
             row.asks, row.written = False, 0
-            row.feed = self._tokenizer.encode(f"{END}\n{ANSWER}")
+            row.feed = encode(self._tokenizer, f"{END}\n{ANSWER}")
         elif ended and row.turns_left:
             row.turns_left -= 1
-            row.feed = self._tokenizer.encode(f"{END}\n") + self._question(row, first=False)
+            row.feed = encode(self._tokenizer, f"{END}\n") + self._question(row, first=False)
         elif ended:
-            row.ids += self._tokenizer.encode(f"{END}\n")
+            row.ids += encode(self._tokenizer, f"{END}\n")
             row.feed = []
         else:  # too long an answer ends a chat in its middle
             row.feed = []
@@ -105,7 +105,7 @@ class Writer:
     def _new_row(self) -> _Row:
         rng = np.random.default_rng(self._rng.integers(1 << 62))
         row = _Row(rng, turns_left=int(rng.integers(MAX_TURNS)))
-        row.feed = self._tokenizer.encode(SYSTEM) + self._question(row, first=True)
+        row.feed = encode(self._tokenizer, SYSTEM) + self._question(row, first=True)
         return row
 
     def _question(self, row: _Row, first: bool) -> list[int]:
@@ -113,9 +113,9 @@ class Writer:
         row.written = 0
         row.asks = bool(row.rng.random() < OWN_QUESTIONS)
         if row.asks:
-            return self._tokenizer.encode("<|im_start|>user\n")
+            return encode(self._tokenizer, "<|im_start|>user\n")
         text = question(row.rng) if first else follow_up(row.rng)
-        return self._tokenizer.encode(f"<|im_start|>user\n{text}{END}\n{ANSWER}")
+        return encode(self._tokenizer, f"<|im_start|>user\n{text}{END}\n{ANSWER}")
 
     @torch.no_grad()
     def logits(self, ids: Tensor, positions: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from model.convert.linearize.chat_format import SYSTEM, turn
+from model.convert.linearize.chat_format import SYSTEM, encode, turn
 from model.tokenizer import Tokenizer
 
 #: Gives about so many tokens of other text.
@@ -179,7 +179,7 @@ class _Writer:
         self._write(".<|im_end|>\n" if self._as_chat else ".\n\n")
 
     def _write(self, text: str) -> None:
-        self.text.add(self._tokenizer.encode(text))
+        self.text.add(encode(self._tokenizer, text))
 
     def _pick(self, values: tuple[str, ...]) -> str:
         return values[int(self._rng.integers(len(values)))]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from model.convert.linearize.chat_format import ANSWER, END, SYSTEM, turn
+from model.convert.linearize.chat_format import ANSWER, END, SYSTEM, encode, turn
 from model.convert.linearize.step import empty_state, step
 from model.convert.linearize.student import Student
 from model.tokenizer import Tokenizer
@@ -38,7 +38,7 @@ def talk(
     """
     end = tokenizer.special_ids[END]
     rows = [
-        _Chat(chat, tokenizer.encode(SYSTEM + turn("user", chat[0]) + ANSWER)) for chat in chats
+        _Chat(chat, encode(tokenizer, SYSTEM + turn("user", chat[0]) + ANSWER)) for chat in chats
     ]
     state = empty_state(student, len(rows), dtype)
     head = student.source.embedding
@@ -57,5 +57,5 @@ def talk(
             row.answer = []
             if len(row.answers) < len(row.questions):
                 following = turn("user", row.questions[len(row.answers)])
-                row.feed = tokenizer.encode(f"{END}\n{following}{ANSWER}")
+                row.feed = encode(tokenizer, f"{END}\n{following}{ANSWER}")
     return [[tokenizer.decode(answer) for answer in row.answers] for row in rows]

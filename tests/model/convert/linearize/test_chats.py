@@ -28,7 +28,11 @@ def test_chats_begin_with_the_system_message_and_fit_their_bound() -> None:
     assert len(chats) >= 2
     for chat in [*chats, *writer.unfinished()]:
         assert len(chat) <= MAX_CHAT
-        assert tokenizer.decode(chat).startswith("<|im_start|>system\nYou are")
+        start = tokenizer.special_ids["<|im_start|>"]
+        system = tokenizer.encode("system\nYou are a helpful AI assistant named SmolLM")
+        assert chat[: len(system) + 1] == [start, *system]
+        assert chat.count(start) >= 2
+        assert "<|im" not in tokenizer.decode(chat)
 
 
 def test_same_seed_writes_the_same_chats() -> None:
