@@ -90,8 +90,8 @@ class Run:
 
     def __init__(self, config: TrainConfig, model_config: Config, tokenizer: Tokenizer) -> None:
         self.config, self.tokenizer = config, tokenizer
-        self.device = _device(config.device)
-        self.autocast_dtype = _autocast_dtype(config.precision, self.device)
+        self.device = device_of(config.device)
+        self.autocast_dtype = autocast_dtype(config.precision, self.device)
         self.carries_state = model_config.constant_state
         self.batches = _batches(config, tokenizer)
         self.model: Network = network_class(model_config)(model_config)
@@ -364,7 +364,8 @@ def _masked(state: ModelState, keep: Tensor) -> ModelState:
     )
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """That of ``--device``. Raises `TrainingError` where there is none."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
@@ -372,7 +373,7 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
+def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
     """bfloat16 where the hardware multiplies it natively, else None for float32."""
     if precision == "auto":
         native = (

@@ -1,163 +1,236 @@
 """Chats that the source writes itself: what the student will be asked to say.
 
 Questions are made of templates and topics, or written by the source too, which is asked to
-continue after the beginning of a user's message (Xu et al. 2024, "Magpie"). Rows of a batch are
-independent: each takes one token per step, of its prompt or drawn, and begins another chat when its
-own ends.
+continue after the beginning of a user's message (Xu et al. 2024, "Magpie"). The native runtime
+writes many chats side by side: a chat is a function of its seed and number alone, in any batch, so
+that one that was interrupted is read again and continues with the same tokens.
 """
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional as F
+from numpy.typing import NDArray
 
-from model.convert.linearize.chat_format import ANSWER, END, SYSTEM
-from model.convert.linearize.network import Llama, angles, rotate
+from model.architectures.bounded import with_past
+from model.checkpoint import Checkpoint
+from model.convert.linearize.chat_format import ChatFormat, encode
 from model.convert.linearize.questions import follow_up, question
+from model.native.runtime import Runtime
 from model.tokenizer import Tokenizer
 
 #: Tokens of a chat, and of one message in it.
-MIN_CHAT, MAX_CHAT, MAX_ANSWER, MAX_QUESTION = 64, 1023, 320, 48
+MAX_CHAT, MAX_ANSWER, MAX_QUESTION = 1023, 320, 48
 #: Turns of a chat: a number of them is drawn.
 MAX_TURNS = 6
 #: How often the source writes a question.
 OWN_QUESTIONS = 0.35
+TEMPERATURE, TOP_P = 0.8, 0.95
+#: Chats that are written at a time, and of a shard.
+ROWS, SHARD_CHATS = 16, 64
+SAVE_EVERY_S = 120.0
+
+#: Is sent each token that the source draws; gives the tokens that it reads before the next one.
+Script = Generator[list[int], int, None]
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are drawn."""
+def conversation(rng: np.random.Generator, tokenizer: Tokenizer, chat: ChatFormat) -> Script:
+    """One chat. What it gave when it ends is the whole of it."""
+    feed = encode(tokenizer, chat.system)
+    for number in range(1 + int(rng.integers(MAX_TURNS))):
+        if rng.random() < OWN_QUESTIONS:
+            feed += encode(tokenizer, chat.user)
+            yield from _message(feed, tokenizer.special_ids[chat.end], MAX_QUESTION)
+            feed = encode(tokenizer, chat.end + chat.after_end + chat.assistant)
+        else:
+            text = question(rng) if number == 0 else follow_up(rng)
+            feed += encode(tokenizer, chat.turn("user", text) + chat.assistant)
+        if not (yield from _message(feed, tokenizer.special_ids[chat.end], MAX_ANSWER)):
+            return  # too long an answer ends a chat in its middle
+        feed = encode(tokenizer, chat.end + chat.after_end)
+    yield feed
 
-    temperature: float = 0.8
-    top_p: float = 0.95
+
+def _message(feed: list[int], end: int, limit: int) -> Generator[list[int], int, bool]:
+    """Reads ``feed`` and up to ``limit`` tokens that are drawn; whether the source ended it."""
+    for _ in range(limit):
+        drawn = yield feed
+        if drawn == end:
+            return True
+        feed = [drawn]
+    return False
 
 
 @dataclass
 class _Row:
-    """One chat as it is written: ``feed`` are tokens of the prompt that are still to be read."""
+    """A chat as it is written. The runtime has read ``ids`` but for the last ``unread``."""
 
-    rng: np.random.Generator
+    number: int
+    script: Script
+    draw: object
     ids: list[int] = field(default_factory=list)
-    feed: list[int] = field(default_factory=list)
-    turns_left: int = 0
-    asks: bool = False  # the source writes the user's message
-    written: int = 0
+    unread: int = 0
+    drawn: list[int] = field(default_factory=list)
+
+    def feed(self, drawn: int | None) -> bool:
+        """Continues after a token; false where the chat is over."""
+        if drawn is not None:
+            self.drawn.append(drawn)
+        try:
+            ids = next(self.script) if drawn is None else self.script.send(drawn)
+        except StopIteration:
+            return False
+        ids = ids[: MAX_CHAT - len(self.ids)]
+        self.ids += ids
+        self.unread += len(ids)
+        return len(self.ids) < MAX_CHAT
 
 
 class Writer:
-    """Writes chats in ``num_rows`` rows."""
+    """Writes the chats of a shard, those with numbers from ``first`` on."""
 
     def __init__(
-        self, source: Llama, tokenizer: Tokenizer, num_rows: int, seed: int, sampling: Sampling
+        self,
+        runtime: Runtime,
+        tokenizer: Tokenizer,
+        chat: ChatFormat,
+        seed: int,
+        first: int,
+        count: int = SHARD_CHATS,
     ) -> None:
-        self._source, self._tokenizer, self._sampling = source, tokenizer, sampling
-        self._end = tokenizer.special_ids[END]
-        self._rng = np.random.default_rng([seed, num_rows])
-        self._device = source.norm.device
-        self._generator = torch.Generator(self._device).manual_seed(seed)
-        self._rows = [self._new_row() for _ in range(num_rows)]
-        shape = source.shape
-        size = (shape.num_layers, 2, num_rows, shape.num_kv_heads, MAX_CHAT, shape.head_dim)
-        self._cache = torch.zeros(size, device=self._device)
+        self._runtime, self._tokenizer, self._chat, self._seed = runtime, tokenizer, chat, seed
+        self._waiting = list(range(first, first + count))
+        self.finished: dict[int, list[int]] = {}
+        self._pool = runtime.empty_pool(min(ROWS, count))
+        self._rows: list[_Row | None] = [None] * len(self._pool)
 
-    def step(self) -> list[list[int]]:
-        """Each row takes one token; the chats that are over with it."""
-        ids = torch.tensor([row.feed[0] for row in self._rows], device=self._device)
-        positions = torch.tensor([len(row.ids) for row in self._rows], device=self._device)
-        drawn = self._draw(self.logits(ids, positions)).tolist()
-        finished = []
-        for number, row in enumerate(self._rows):
-            row.ids.append(row.feed.pop(0))
-            if not row.feed:
-                self._continue(row, drawn[number])
-            if not row.feed or len(row.ids) + len(row.feed) > MAX_CHAT:
-                finished.append(row.ids)
-                self._rows[number] = self._new_row()
-        return finished
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are written."""
+        rows = (len(row.ids) for row in self._rows if row is not None)
+        return sum(map(len, self.finished.values())) + sum(rows)
 
-    def unfinished(self) -> list[list[int]]:
-        """The chats as far as they are written."""
-        return [row.ids for row in self._rows if len(row.ids) >= MIN_CHAT]
+    def step(self) -> bool:
+        """Each row reads, and draws a token; false when all chats are finished."""
+        for slot, row in enumerate(self._rows):
+            if row is None and self._waiting:
+                self._rows[slot] = self._begin(self._waiting.pop(0), [])
+        active = [(slot, row) for slot, row in enumerate(self._rows) if row is not None]
+        if not active:
+            return False
+        drawn = self._runtime.run(
+            self._pool,
+            [slot for slot, _ in active],
+            [len(row.ids) - row.unread for _, row in active],
+            [row.ids[-row.unread :] for _, row in active],
+            [row.draw for _, row in active],
+        )
+        for (slot, row), (token,) in zip(active, drawn, strict=True):
+            row.unread = 0
+            if not row.feed(token):
+                self.finished[row.number] = row.ids
+                self._rows[slot] = None
+        return True
 
-    def _continue(self, row: _Row, drawn: int) -> None:
-        """What comes after the tokens of a row: nothing, if its chat is over."""
-        row.written += 1
-        ended = drawn == self._end
-        if not ended and row.written < (MAX_QUESTION if row.asks else MAX_ANSWER):
-            row.feed = [drawn]
-        elif row.asks:
-            row.asks, row.written = False, 0
-            row.feed = self._tokenizer.encode(f"{END}\n{ANSWER}")
-        elif ended and row.turns_left:
-            row.turns_left -= 1
-            row.feed = self._tokenizer.encode(f"{END}\n") + self._question(row, first=False)
-        elif ended:
-            row.ids += self._tokenizer.encode(f"{END}\n")
-            row.feed = []
-        else:  # too long an answer ends a chat in its middle
-            row.feed = []
-
-    def _new_row(self) -> _Row:
-        rng = np.random.default_rng(self._rng.integers(1 << 62))
-        row = _Row(rng, turns_left=int(rng.integers(MAX_TURNS)))
-        row.feed = self._tokenizer.encode(SYSTEM) + self._question(row, first=True)
+    def _begin(self, number: int, drawn: list[int]) -> _Row:
+        """A chat of which the tokens ``drawn`` were drawn before."""
+        rng = np.random.default_rng([self._seed, number])
+        draw = self._runtime.draw(
+            temperature=TEMPERATURE, top_p=TOP_P, seed=int(rng.integers(1 << 31))
+        )
+        row = _Row(number, conversation(rng, self._tokenizer, self._chat), draw)
+        for token in (None, *drawn):
+            row.feed(token)
         return row
 
-    def _question(self, row: _Row, first: bool) -> list[int]:
-        """The user's message up to where the source continues."""
-        row.written = 0
-        row.asks = bool(row.rng.random() < OWN_QUESTIONS)
-        if row.asks:
-            return self._tokenizer.encode("<|im_start|>user\n")
-        text = question(row.rng) if first else follow_up(row.rng)
-        return self._tokenizer.encode(f"<|im_start|>user\n{text}{END}\n{ANSWER}")
+    def chats(self) -> list[list[int]]:
+        """All chats as far as they are written, in the order of their numbers."""
+        rows = {row.number: row.ids for row in self._rows if row is not None}
+        return [ids for _, ids in sorted((self.finished | rows).items())]
 
-    @torch.no_grad()
-    def logits(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """One token of each row [R], at its position [R]; the logits [R, vocabulary]."""
-        source, shape = self._source, self._source.shape
-        x = F.embedding(ids, source.embedding)
-        length = int(positions.max()) + 1
-        mask = (torch.arange(length, device=ids.device) <= positions.unsqueeze(1))[:, None, None]
-        cos, sin = (t.unsqueeze(1) for t in angles(positions, shape))
-        rows, kv = torch.arange(len(ids), device=ids.device), shape.num_kv_heads
-        for index in range(shape.num_layers):
-            layer = source.layer(index)
-            qkv = F.linear(source.attention_input(index, x), layer.qkv)
-            q, k, v = qkv.unflatten(1, (-1, shape.head_dim)).split([shape.num_heads, kv, kv], dim=1)
-            keys, values = self._cache[index]
-            keys[rows, :, positions] = rotate(k, cos, sin)
-            values[rows, :, positions] = v
-            grouped = rotate(q, cos, sin).unflatten(1, (kv, shape.group))
-            o = F.scaled_dot_product_attention(
-                grouped, keys[:, :, :length], values[:, :, :length], attn_mask=mask
-            )
-            x = x + F.linear(o.flatten(1), layer.out)
-            x = source.after_mlp(index, x)
-        return F.linear(source.final_norm(x), source.embedding)
+    def save(self, path: Path) -> None:
+        """What a later `resume` needs."""
+        rows = {row.number: row.drawn for row in self._rows if row is not None}
+        values = {"finished": self.finished, "rows": rows, "waiting": self._waiting}
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(values), encoding="utf-8")
+        partial.replace(path)
 
-    def _draw(self, logits: Tensor) -> Tensor:
-        """An id of each row, of the most likely ones that have ``top_p`` together."""
-        p, ids = (logits / self._sampling.temperature).softmax(dim=-1).topk(256)
-        before = p.cumsum(dim=-1) - p
-        p = p.masked_fill(before >= self._sampling.top_p, 0.0)
-        place = torch.multinomial(p, 1, generator=self._generator)
-        return ids.gather(1, place)[:, 0]
+    def resume(self, path: Path) -> None:
+        """Continues from what was saved."""
+        values = json.loads(path.read_text(encoding="utf-8"))
+        self.finished = {int(number): ids for number, ids in values["finished"].items()}
+        self._waiting = values["waiting"]
+        for slot, (number, drawn) in enumerate(values["rows"].items()):
+            self._rows[slot] = self._begin(int(number), drawn)
+
+
+def writing_runtime(checkpoint: Checkpoint, threads: int) -> Runtime:
+    """The source with room for a chat. Raises `NativeError`."""
+    config = with_past(checkpoint.config, MAX_CHAT + 1, "stop")
+    num_ids = checkpoint.tokenizer.vocab_size
+    return Runtime(config, checkpoint.weights, "bfloat16", threads, num_ids=num_ids)
+
+
+def write_chats(
+    folder: Path,
+    writers: Callable[[int], Writer],
+    num_tokens: int,
+    stop: Callable[[], bool],
+    progress: Callable[[int], None],
+) -> bool:
+    """Writes shards until they have ``num_tokens`` in all; false where it was stopped before.
+
+    ``writers`` gives that of a shard by its number. The last chats end where the tokens do. What is
+    written when it stops is saved.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    while (done := shard_tokens(folder)) < num_tokens:
+        number = len(shard_paths(folder))
+        writer, unfinished = writers(number), folder / f"unfinished-{number:05d}.json"
+        if unfinished.is_file():
+            writer.resume(unfinished)
+        saved = time.monotonic()
+        while not (ended := stop()) and writer.step():
+            progress(done + writer.num_tokens)
+            if done + writer.num_tokens >= num_tokens:
+                break
+            if time.monotonic() - saved > SAVE_EVERY_S:
+                writer.save(unfinished)
+                saved = time.monotonic()
+        if ended:
+            writer.save(unfinished)
+            return False
+        write_shard(folder / f"{number:05d}.npz", writer.chats())
+        unfinished.unlink(missing_ok=True)
+    return True
+
+
+def shard_paths(folder: Path) -> list[Path]:
+    """The shards of a folder, in their order."""
+    return sorted(folder.glob("*.npz"))
+
+
+def shard_tokens(folder: Path) -> int:
+    """Tokens of all shards."""
+    total = 0
+    for path in shard_paths(folder):
+        with np.load(path) as arrays:
+            total += len(arrays["ids"])
+    return total
 
 
 def write_shard(path: Path, chats: list[list[int]]) -> None:
     """Replaces the shard ``path``."""
-    lengths = [len(chat) for chat in chats]
-    starts = np.cumsum([0, *lengths[:-1]], dtype=np.int64)
+    starts = np.cumsum([0, *map(len, chats[:-1])], dtype=np.int64)
+    ids: NDArray[np.uint32] = np.concatenate([np.array(chat, np.uint32) for chat in chats])
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     with partial.open("wb") as file:
-        np.savez(
-            file, ids=np.concatenate([np.array(chat, np.uint16) for chat in chats]), starts=starts
-        )
+        np.savez(file, ids=ids, starts=starts)
     partial.replace(path)

@@ -1,7 +1,7 @@
 """The first stage: each layer's far part learns to give what the source's attention gives.
 
 All layers at once and each on its own: the input of a layer is the source's, so that a step costs
-one forward pass of the source besides the far parts. The error of a layer is
+one forward pass of the source and those of the far parts. The error of a layer is
 
     |(o - o_source) W_out|^2 / |o_source W_out|^2     over the tokens that the window does not reach
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.convert.linearize.network import full_attention, heads_of, merged, rotated
+from model.convert.linearize.network import full_attention, merged, rotated
 from model.convert.linearize.student import Student
 
 
@@ -25,12 +25,12 @@ def match_layers(
     part that no token reaches has none.
     """
     source, errors = student.source, {}
-    x = F.embedding(ids, source.embedding)
+    x = source.embedded(ids)
     for index in range(source.shape.num_layers):
         layer = source.layer(index)
         with torch.no_grad():
             normed = source.attention_input(index, x)
-            q, k, v = heads_of(F.linear(normed, layer.qkv), source.shape)
+            q, k, v = source.heads(index, F.linear(normed, layer.qkv))
             wanted = merged(full_attention(*rotated(q, k, source.shape), v))
             output = F.linear(wanted, layer.out)
         window = student.window(index, max_ring) + student.plan.sinks

@@ -15,11 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.convert.linearize.sequences import SEPARATOR
-from model.evaluation import Half, documents
+from model.convert.linearize.sequences import separator
+from model.evaluation import DataError, Half, documents
 from model.tokenizer import Tokenizer
 
 Hidden = Callable[[Tensor], Tensor]
+#: The least tokens of a half of a validation text.
+MIN_TOKENS = 64
 #: Rows of the head's logits at a time.
 ROWS = 256
 #: Positions at which a bin of `bits_by_position` ends.
@@ -38,16 +40,21 @@ class Bits:
 
 
 def half_ids(file: Path, tokenizer: Tokenizer, half: Half) -> Tensor:
-    """Ids of the first half of a validation text, to choose by, or of the second, to report."""
-    separator = tokenizer.special_ids[SEPARATOR]
+    """Ids of the first half of a validation text, to choose by, or of the second, to report.
+
+    Raises `DataError` where they are fewer than `MIN_TOKENS`.
+    """
     ids: list[int] = []
     for text in documents(file, half):
-        ids += [*tokenizer.encode(text), separator]
+        ids += [*tokenizer.encode(text), separator(tokenizer)]
+    if len(ids) < MIN_TOKENS:
+        raise DataError(f"{file}: its {half} half has {len(ids)} tokens, of at least {MIN_TOKENS}")
     return torch.tensor(ids)
 
 
 def samples(ids: Tensor, count: int, num_tokens: int) -> Tensor:
-    """``count`` pieces of ``num_tokens`` ids at even distances."""
+    """``count`` pieces of ``num_tokens`` ids at even distances, or of all where it is fewer."""
+    num_tokens = min(num_tokens, len(ids))
     starts = torch.linspace(0, len(ids) - num_tokens, count).long()
     return torch.stack([ids[start : start + num_tokens] for start in starts])
 
@@ -83,6 +90,11 @@ def token_bytes(tokenizer: Tokenizer) -> Tensor:
     for id in tokenizer.special_names:
         sizes[id] = 0
     return torch.tensor(sizes)
+
+
+def tells_colors_apart(tokenizer: Tokenizer) -> bool:
+    """Whether the first ids of the colours differ, which `recall` compares."""
+    return len({tokenizer.encode(f" {color}")[0] for color in COLORS}) == len(COLORS)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,9 @@ class LlamaLayer(nn.Module):
         self.mlp_norm = _frozen(shape.hidden_size)
         self.up = _frozen(*sizes["up"])
         self.down = _frozen(*sizes["down"])
+        self.qkv_bias = _frozen(sizes["qkv"][0]) if shape.qkv_bias else None
+        self.q_norm = _frozen(shape.head_dim) if shape.qk_norm else None
+        self.k_norm = _frozen(shape.head_dim) if shape.qk_norm else None
 
 
 def matrix_sizes(shape: LlamaShape) -> dict[str, tuple[int, int]]:
@@ -45,7 +48,7 @@ def matrix_sizes(shape: LlamaShape) -> dict[str, tuple[int, int]]:
 
 
 class Llama(nn.Module):
-    """The source model. Its head is its embedding."""
+    """The source model. Matrices may be in bfloat16; the residual stream is in float32."""
 
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
@@ -53,6 +56,16 @@ class Llama(nn.Module):
         self.embedding = _frozen(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(LlamaLayer(shape) for _ in range(shape.num_layers))
         self.norm = _frozen(shape.hidden_size)
+        self.own_head = None if shape.tied else _frozen(shape.vocab_size, shape.hidden_size)
+
+    @property
+    def head(self) -> Tensor:
+        """What gives the logits [vocabulary, D]."""
+        return self.embedding if self.own_head is None else self.own_head
+
+    def embedded(self, ids: Tensor) -> Tensor:
+        """``ids`` [...] to the input of the first layer [..., D]."""
+        return F.embedding(ids, self.embedding).float()
 
     def layer(self, index: int) -> LlamaLayer:
         """The weights of layer ``index``."""
@@ -63,7 +76,7 @@ class Llama(nn.Module):
     @torch.no_grad()
     def hidden(self, ids: Tensor) -> Tensor:
         """``ids`` [B, T] to the normed output of the last layer [B, T, D]."""
-        x = F.embedding(ids, self.embedding)
+        x = self.embedded(ids)
         for index in range(self.shape.num_layers):
             x = self.after_layer(index, x)
         return self.final_norm(x)
@@ -71,7 +84,7 @@ class Llama(nn.Module):
     def after_layer(self, index: int, x: Tensor) -> Tensor:
         """The residual stream [B, T, D] after layer ``index``."""
         layer = self.layer(index)
-        q, k, v = heads_of(F.linear(self.attention_input(index, x), layer.qkv), self.shape)
+        q, k, v = self.heads(index, F.linear(self.attention_input(index, x), layer.qkv))
         o = full_attention(*rotated(q, k, self.shape), v)
         x = x + F.linear(merged(o), layer.out)
         return self.after_mlp(index, x)
@@ -79,6 +92,20 @@ class Llama(nn.Module):
     def attention_input(self, index: int, x: Tensor) -> Tensor:
         """What layer ``index`` makes q, k and v of."""
         return rms_norm(x, self.layer(index).attention_norm, self.shape.rms_norm_eps)
+
+    def heads(self, index: int, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The product [B, T, (H + 2 H_kv) K] to q [B, H, T, K] and k, v [B, H_kv, T, K].
+
+        With biases and norms, not rotated.
+        """
+        layer, shape = self.layer(index), self.shape
+        if layer.qkv_bias is not None:
+            qkv = qkv + layer.qkv_bias
+        q, k, v = heads_of(qkv, shape)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q = rms_norm(q.float(), layer.q_norm, shape.rms_norm_eps)
+            k = rms_norm(k.float(), layer.k_norm, shape.rms_norm_eps)
+        return q, k, v
 
     def after_mlp(self, index: int, x: Tensor, linear: Linear | None = None) -> Tensor:
         """``x`` with the second half of layer ``index``. ``linear`` may add to its products."""
@@ -126,7 +153,10 @@ def angles(positions: Tensor, shape: LlamaShape) -> tuple[Tensor, Tensor]:
     """Cosines and sines [..., K/2] of ``positions`` [...], as float32 from float64."""
     half = shape.head_dim // 2
     exponent = torch.arange(half, dtype=torch.float64, device=positions.device) / half
-    angle = positions.double().unsqueeze(-1) * shape.rope_theta**-exponent
+    frequencies = shape.rope_theta**-exponent
+    if shape.rope_factors:
+        frequencies = frequencies / frequencies.new_tensor(shape.rope_factors)
+    angle = positions.double().unsqueeze(-1) * frequencies
     return angle.cos().float(), angle.sin().float()
 
 

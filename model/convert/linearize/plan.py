@@ -25,6 +25,14 @@ class LlamaShape:
     intermediate_size: int
     rope_theta: float
     rms_norm_eps: float
+    #: What the frequency of each pair of channels is divided by; none is all one.
+    rope_factors: tuple[float, ...] = ()
+    #: Whether queries and keys have norms, as in Qwen3.
+    qk_norm: bool = False
+    #: Whether queries, keys and values have biases, as in Qwen2.
+    qkv_bias: bool = False
+    #: Whether the head is the embedding.
+    tied: bool = True
 
     @property
     def group(self) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from model.convert.linearize.chat_format import SYSTEM, turn
+from model.convert.linearize.chat_format import ChatFormat, encode
 from model.tokenizer import Tokenizer
 
 #: Gives about so many tokens of other text.
@@ -116,10 +116,14 @@ class RecallText:
 
 
 def recall_text(
-    rng: np.random.Generator, tokenizer: Tokenizer, filler: Filler, num_tokens: int
+    rng: np.random.Generator,
+    tokenizer: Tokenizer,
+    filler: Filler,
+    num_tokens: int,
+    chat: ChatFormat | None,
 ) -> RecallText:
-    """A text of exactly ``num_tokens``."""
-    writer = _Writer(rng, tokenizer, filler)
+    """A text of exactly ``num_tokens``; never a chat where ``chat`` is None."""
+    writer = _Writer(rng, tokenizer, filler, chat)
     while len(writer.text.ids) < num_tokens:
         writer.event()
     return RecallText(writer.text.ids[:num_tokens], writer.text.marked[:num_tokens])
@@ -128,12 +132,18 @@ def recall_text(
 class _Writer:
     """Writes event after event, as a chat or as paragraphs."""
 
-    def __init__(self, rng: np.random.Generator, tokenizer: Tokenizer, filler: Filler) -> None:
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        tokenizer: Tokenizer,
+        filler: Filler,
+        chat: ChatFormat | None,
+    ) -> None:
         self._rng, self._tokenizer, self._filler = rng, tokenizer, filler
         self._told: dict[tuple[int, str], str] = {}
-        self._as_chat = bool(rng.random() < 0.7)
+        self._chat = chat if rng.random() < 0.7 else None
         self.text = RecallText()
-        self._write(SYSTEM if self._as_chat else "Here are some facts and stories.\n\n")
+        self._write(self._chat.system if self._chat else "Here are some facts and stories.\n\n")
         self._tell(int(rng.integers(1, 5)))
 
     def event(self) -> None:
@@ -141,10 +151,10 @@ class _Writer:
         low, high = np.log(FILLER_TOKENS)
         length = int(np.exp(self._rng.uniform(low, high)))
         other = self._filler(self._rng, length)
-        if self._as_chat:
-            self._write(turn("user", self._pick(ASKS)) + "<|im_start|>assistant\n")
+        if self._chat:
+            self._write(self._chat.turn("user", self._pick(ASKS)) + self._chat.assistant)
             self.text.add(other)
-            self._write("<|im_end|>\n")
+            self._write(self._chat.end + self._chat.after_end)
         else:
             self.text.add(other)
             self._write("\n\n")
@@ -160,8 +170,9 @@ class _Writer:
             what = self._told.setdefault((kind, who), self._pick(KINDS[kind].values))
             sentences.append(KINDS[kind].told.format(who=who, what=what))
         told = " ".join(sentences)
-        if self._as_chat:
-            self._write(turn("user", told) + turn("assistant", self._pick(THANKS)))
+        if self._chat:
+            thanks = self._chat.turn("assistant", self._pick(THANKS))
+            self._write(self._chat.turn("user", told) + thanks)
         else:
             self._write(told + "\n\n")
 
@@ -171,15 +182,15 @@ class _Writer:
         what = self._told[kind, who]
         question = KINDS[kind].question.format(who=who)
         beginning = KINDS[kind].answer.format(who=who, what="").rstrip()
-        if self._as_chat:
-            self._write(turn("user", question) + f"<|im_start|>assistant\n{beginning}")
+        if self._chat:
+            self._write(self._chat.turn("user", question) + self._chat.assistant + beginning)
         else:
             self._write(f"{question} {beginning}")
         self.text.add(self._tokenizer.encode(f" {what}"), marked=True)
-        self._write(".<|im_end|>\n" if self._as_chat else ".\n\n")
+        self._write(f".{self._chat.end}{self._chat.after_end}" if self._chat else ".\n\n")
 
     def _write(self, text: str) -> None:
-        self.text.add(self._tokenizer.encode(text))
+        self.text.add(encode(self._tokenizer, text))
 
     def _pick(self, values: tuple[str, ...]) -> str:
         return values[int(self._rng.integers(len(values)))]

@@ -62,7 +62,7 @@ def empty_state(student: Student, rows: int, dtype: torch.dtype = torch.float16)
 def step(student: Student, state: StepState, ids: Tensor) -> Tensor:
     """Reads a token of each row, ``ids`` [R], into ``state``; the input of the head [R, D]."""
     source = student.source
-    x = F.embedding(ids, source.embedding)
+    x = source.embedded(ids)
     for index, layer in enumerate(state.layers):
         own, weights = student.layer(index), source.layer(index)
         qkv = own.linear("qkv", source.attention_input(index, x), weights.qkv)
@@ -77,10 +77,9 @@ def _attention(
     student: Student, index: int, state: LayerState, positions: Tensor, qkv: Tensor
 ) -> Tensor:
     """From [R, (H + 2 H_kv) K] to [R, H K]; the token enters ``state``."""
-    shape, sinks = student.source.shape, student.plan.sinks
+    sinks = student.plan.sinks
     window, far = student.plan.layers[index].window, student.far(index)
-    heads = qkv.unflatten(-1, (-1, shape.head_dim))
-    q, k, v = heads.split([shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=1)
+    q, k, v = (t[:, :, 0] for t in student.source.heads(index, qkv.unsqueeze(1)))
     slots = torch.where(positions < sinks, positions, sinks + (positions - sinks) % window)
     rows = torch.arange(len(slots), device=slots.device)
     if far is not None:

@@ -15,7 +15,7 @@ from model.architectures.llama.layer_plan import LayerPlan
 from model.architectures.llama.network import far_part
 from model.architectures.llama.relative import RelativeFar
 from model.convert.linearize.near import near_attention
-from model.convert.linearize.network import Llama, heads_of, matrix_sizes, merged, rotated
+from model.convert.linearize.network import Llama, matrix_sizes, merged, rotated
 from model.convert.linearize.plan import LlamaShape, Plan
 
 #: What the product of A and B is multiplied by.
@@ -39,6 +39,18 @@ class LowRank(nn.Module):
         return LORA_SCALE * self.b @ self.a
 
 
+class FullUpdate(nn.Module):
+    """An update of a matrix [rows, columns] whose rank has no bound."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self.change = nn.Parameter(torch.zeros(rows, columns))
+
+    def delta(self) -> Tensor:
+        """What is added to the matrix."""
+        return self.change
+
+
 class StudentLayer(nn.Module):
     """What a layer has besides the source's weights."""
 
@@ -48,19 +60,26 @@ class StudentLayer(nn.Module):
         self.far = far_part(plan, shape.num_heads, shape.num_kv_heads, shape.head_dim)
         sizes = matrix_sizes(shape)
         self.updates = nn.ModuleDict(
-            {name: LowRank(*sizes[name], rank) for name, rank in ranks.items()}
+            {
+                name: LowRank(*sizes[name], rank) if rank else FullUpdate(*sizes[name])
+                for name, rank in ranks.items()
+            }
         )
 
     def linear(self, name: str, x: Tensor, weight: Tensor) -> Tensor:
         """The product of ``x`` with the source's ``weight`` and its update, if it has one."""
+        update = dict(self.updates.items()).get(name)
+        if isinstance(update, FullUpdate):
+            return F.linear(x, weight + update.change)
         y = F.linear(x, weight)
-        return y + self.updates[name](x) if name in self.updates else y
+        return y if update is None else y + update(x)
 
 
 class Student(nn.Module):
     """``source`` with constant state. Its parameters are the far parts and the updates alone.
 
-    ``ranks`` are those of the updates of the matrices of `matrix_sizes`; those not named have none.
+    ``ranks`` are those of the updates of the matrices of `matrix_sizes`; those not named have none,
+    and with 0 all of a matrix is trained.
     """
 
     def __init__(self, source: Llama, plan: Plan, ranks: dict[str, int]) -> None:
@@ -108,7 +127,7 @@ class Student(nn.Module):
         ``max_ring`` shortens the windows of layers with a delta far part, so that it is trained on
         short texts.
         """
-        x = F.embedding(ids, self.source.embedding)
+        x = self.source.embedded(ids)
         for index in range(len(self.layers)):
             x = self.after_layer(index, x, max_ring)
         return self.source.final_norm(x)
@@ -117,7 +136,7 @@ class Student(nn.Module):
         """The residual stream [B, T, D] after layer ``index``."""
         own, source = self.layer(index), self.source.layer(index)
         normed = self.source.attention_input(index, x)
-        q, k, v = heads_of(own.linear("qkv", normed, source.qkv), self.source.shape)
+        q, k, v = self.source.heads(index, own.linear("qkv", normed, source.qkv))
         o = self.attention(index, q, k, v, max_ring)
         x = x + own.linear("out", merged(o), source.out)
         return self.source.after_mlp(index, x, own.linear)
@@ -145,6 +164,6 @@ class Student(nn.Module):
         merged_model.load_state_dict(self.source.state_dict())
         for index in range(len(self.layers)):
             for name, update in self.layer(index).updates.items():
-                assert isinstance(update, LowRank)
+                assert isinstance(update, LowRank | FullUpdate)
                 getattr(merged_model.layer(index), name).add_(update.delta())
         return merged_model

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from model.convert.linearize.chat_format import ANSWER, END, SYSTEM, turn
+from model.convert.linearize.chat_format import ChatFormat, encode
 from model.convert.linearize.step import empty_state, step
 from model.convert.linearize.student import Student
 from model.tokenizer import Tokenizer
@@ -28,6 +28,7 @@ class _Chat:
 def talk(
     student: Student,
     tokenizer: Tokenizer,
+    form: ChatFormat,
     chats: list[list[str]],
     max_answer: int = MAX_ANSWER,
     dtype: torch.dtype = torch.float16,
@@ -36,12 +37,11 @@ def talk(
 
     ``dtype`` is that of keys and values. All chats are rows of one batch.
     """
-    end = tokenizer.special_ids[END]
-    rows = [
-        _Chat(chat, tokenizer.encode(SYSTEM + turn("user", chat[0]) + ANSWER)) for chat in chats
-    ]
+    end = tokenizer.special_ids[form.end]
+    begin = [form.system + form.turn("user", chat[0]) + form.assistant for chat in chats]
+    rows = [_Chat(chat, encode(tokenizer, text)) for chat, text in zip(chats, begin, strict=True)]
     state = empty_state(student, len(rows), dtype)
-    head = student.source.embedding
+    head = student.source.head
     while any(row.feed for row in rows):
         # A chat that is over reads something, which nothing depends on.
         ids = torch.tensor([row.feed.pop(0) if row.feed else end for row in rows])
@@ -56,6 +56,7 @@ def talk(
             row.answers.append(row.answer)
             row.answer = []
             if len(row.answers) < len(row.questions):
-                following = turn("user", row.questions[len(row.answers)])
-                row.feed = tokenizer.encode(f"{END}\n{following}{ANSWER}")
+                following = form.turn("user", row.questions[len(row.answers)])
+                text = form.end + form.after_end + following + form.assistant
+                row.feed = encode(tokenizer, text)
     return [[tokenizer.decode(answer) for answer in row.answers] for row in rows]

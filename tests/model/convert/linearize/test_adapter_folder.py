@@ -18,6 +18,7 @@ from model.convert.linearize.network import Llama
 from model.convert.linearize.plan import Plan
 from model.convert.linearize.source import read_source
 from model.convert.linearize.student import Student
+from model.files import ConfigError
 from model.hub.base import file_digest, read_base
 from tests.adapted import write_wheel
 from tests.model.convert.linearize.test_files import write_llama
@@ -46,17 +47,23 @@ def work(tmp_path: Path) -> Path:
     (folder / "source").mkdir(parents=True)
     (folder / "runs" / "last").mkdir(parents=True)
     gguf = write_llama(folder / "source" / "tiny.gguf", tiny_llama())
-    student = trained(read_source(gguf)[0])
+    student = trained(read_source(gguf).model)
     weights = {name: parameter.detach() for name, parameter in student.named_parameters()}
     adapter = Adapter(file_digest(gguf), PLAN, student.ranks, weights, {})
     save_adapter(folder / "runs" / "last" / "adapter.safetensors", adapter)
     return folder
 
 
+def adapter_of(work: Path) -> tuple[object, ...]:
+    """The beginning of the command."""
+    source = work / "source" / "tiny.gguf"
+    return "adapter", source, work / "runs" / "last" / "adapter.safetensors"
+
+
 def test_served_model_has_the_logits_of_the_student(work: Path, tmp_path: Path) -> None:
     out, gguf = tmp_path / "served", work / "source" / "tiny.gguf"
     wheel = write_wheel(tmp_path / "index", gguf)
-    words = ["adapter", work, "--run", "last", "--out", out, "--max-context", "256"]
+    words = [*adapter_of(work), out, "--max-context", "256"]
     result = CliRunner().invoke(app, [str(word) for word in (*words, "--wheel", wheel)])
     assert result.exit_code == 0, (result.output, result.exception)
     package = read_base(out).package
@@ -65,12 +72,12 @@ def test_served_model_has_the_logits_of_the_student(work: Path, tmp_path: Path) 
     assert package.sha256 == file_digest(wheel)
 
     shutil.copy(gguf, out)
-    served, (source, tokenizer) = load_checkpoint(out), read_source(gguf)
+    served, source = load_checkpoint(out), read_source(gguf)
     assert served.config.max_context == 256
-    assert served.tokenizer.encode("a") == tokenizer.encode("a")
+    assert served.tokenizer.encode("a") == source.tokenizer.encode("a")
     ids = tiny_ids(100)
     with torch.no_grad():
-        expected = trained(source).hidden(ids) @ source.embedding.T
+        expected = trained(source.model).hidden(ids) @ source.model.head.T
         logits = served.model.parallel(ids)
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
@@ -78,7 +85,7 @@ def test_served_model_has_the_logits_of_the_student(work: Path, tmp_path: Path) 
 def test_wheel_that_has_another_file_is_refused(work: Path, tmp_path: Path) -> None:
     other = write_llama(tmp_path / "tiny.gguf", tiny_llama(seed=1))
     wheel = write_wheel(tmp_path / "index", other)
-    words = ["adapter", work, "--run", "last", "--out", tmp_path / "out", "--wheel", wheel]
+    words = [*adapter_of(work), tmp_path / "out", "--wheel", wheel]
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert "is not the base" in str(result.exception)
     assert not (tmp_path / "out").exists()
@@ -86,7 +93,7 @@ def test_wheel_that_has_another_file_is_refused(work: Path, tmp_path: Path) -> N
 
 def test_run_over_another_source_is_refused(work: Path, tmp_path: Path) -> None:
     write_llama(work / "source" / "tiny.gguf", tiny_llama(seed=1))
-    words = ["adapter", work, "--run", "last", "--out", tmp_path / "out"]
+    words = [*adapter_of(work), tmp_path / "out"]
     result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == 2
-    assert "its base is not tiny.gguf" in result.output
+    assert isinstance(result.exception, ConfigError)
+    assert "is not over tiny.gguf: the base's hash differs" in str(result.exception)

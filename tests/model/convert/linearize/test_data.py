@@ -7,13 +7,21 @@ import pytest
 import torch
 
 from model.convert.linearize import measure, recall_tasks
+from model.convert.linearize.chat_format import CHAT_ML, ChatFormat
 from model.convert.linearize.recall_tasks import recall_text
-from model.convert.linearize.sequences import Sequences, Shard, Shares, common_ids, tokenized
+from model.convert.linearize.sequences import (
+    Sequences,
+    Shard,
+    Shares,
+    Text,
+    common_ids,
+    tokenized,
+)
 from model.evaluation import documents
 from tests.model.convert.linearize.tiny import tiny_tokenizer
 
-BOOKS = np.full(500, 10, np.uint16)
-STORIES = np.full(500, 20, np.uint16)
+BOOKS = Text(np.full(500, 10, np.uint16), 3.0)
+STORIES = Text(np.full(500, 20, np.uint16))
 CHATS = Shard(np.arange(30, 230).astype(np.uint16), np.array([0, 50, 100, 150]))
 
 
@@ -22,7 +30,7 @@ def filler(rng: np.random.Generator, length: int) -> list[int]:
 
 
 def made(shares: Shares, chats: list[Shard]) -> Sequences:
-    return Sequences(tiny_tokenizer(), [BOOKS], STORIES, chats, shares, seed=3)
+    return Sequences(tiny_tokenizer(), [BOOKS, STORIES], chats, shares, seed=3, chat=CHAT_ML)
 
 
 def test_draws_depend_on_step_and_row_alone() -> None:
@@ -33,36 +41,41 @@ def test_draws_depend_on_step_and_row_alone() -> None:
     assert len({tuple(ids.tolist()) for ids in drawn}) > 2
 
 
-@pytest.mark.parametrize(
-    ("shares", "wanted"),
-    [
-        (Shares(chats=0.0, recall=0.0, stories=1.0), 20),
-        (Shares(chats=0.0, recall=0.0, stories=0.0), 10),
-    ],
-)
-def test_shares_choose_the_text(shares: Shares, wanted: int) -> None:
-    for step in range(5):
-        sequence = made(shares, []).draw(step, 0, 40)
-        assert sequence.ids.tolist() == [wanted] * 41
-        assert not sequence.marked.any()
+def test_weights_of_texts_say_how_often_each_is_drawn() -> None:
+    drawn = [made(Shares(0.0, 0.0), []).draw(step, 0, 40) for step in range(200)]
+    firsts = [int(sequence.ids[0]) for sequence in drawn]
+    assert all(
+        sequence.ids.tolist() == [first] * 41 for sequence, first in zip(drawn, firsts, strict=True)
+    )
+    assert not any(sequence.marked.any() for sequence in drawn)
+    assert 130 < firsts.count(10) < 170
+    assert firsts.count(10) + firsts.count(20) == 200
 
 
-def test_chats_begin_at_a_chat_and_without_any_their_share_is_books() -> None:
-    shares = Shares(chats=1.0, recall=0.0, stories=0.0)
+def test_text_shorter_than_a_sequence_is_repeated() -> None:
+    short = Text(np.arange(5, 12).astype(np.uint16))
+    made = Sequences(tiny_tokenizer(), [short], [], Shares(0.0, 0.0), seed=0, chat=None)
+    assert made.draw(0, 0, 15).ids.tolist() == [*range(5, 12), *range(5, 12), 5, 6]
+
+
+def test_chats_begin_at_a_chat_and_without_any_their_share_is_texts() -> None:
+    shares = Shares(chats=1.0, recall=0.0)
     for step in range(8):
         ids = made(shares, [CHATS]).draw(step, 0, 40).ids
         assert int(ids[0]) in {30, 80, 130, 180}
         assert ids.tolist() == list(range(int(ids[0]), int(ids[0]) + 41))
-        assert made(shares, []).draw(step, 0, 40).ids.tolist() == [10] * 41
+        assert set(made(shares, []).draw(step, 0, 40).ids.tolist()) <= {10, 20}
 
 
-def test_answers_of_recall_texts_were_told_before_and_are_marked() -> None:
+@pytest.mark.parametrize("chat", [CHAT_ML, None])
+def test_answers_of_recall_texts_were_told_before_and_are_marked(chat: ChatFormat | None) -> None:
     tokenizer = tiny_tokenizer()
     values = {value for kind in recall_tasks.KINDS for value in kind.values}
-    asked = 0
+    asked, starts = 0, set()
     for seed in range(12):
-        text = recall_text(np.random.default_rng(seed), tokenizer, filler, 6000)
+        text = recall_text(np.random.default_rng(seed), tokenizer, filler, 6000, chat)
         assert len(text.ids) == len(text.marked) == 6000
+        starts.add(text.ids[0])
         edges = np.flatnonzero(np.diff([0, *text.marked, 0]))
         for start, end in zip(edges[::2], edges[1::2], strict=True):
             if end == 6000:
@@ -73,6 +86,7 @@ def test_answers_of_recall_texts_were_told_before_and_are_marked() -> None:
             assert value[1:] in values
             assert value in tokenizer.decode(text.ids[:start])
     assert asked > 50
+    assert (tokenizer.special_ids["<|im_start|>"] in starts) == (chat is not None)
 
 
 def test_recall_texts_share_no_name_and_no_value_with_the_measure() -> None:
@@ -124,10 +138,25 @@ def test_tokens_of_a_text_end_with_the_separator(tmp_path: Path) -> None:
     separator = tokenizer.special_ids["<|endoftext|>"]
     one, two = (tokenizer.encode(text) for text in documents(file))
     assert ids.tolist() == [*one, separator, *two, separator]
-    file.unlink()
     assert tokenized(file, tokenizer, tmp_path / "cache").tolist() == ids.tolist()
+    (kept,) = (tmp_path / "cache").iterdir()
+    file.write_text("Other.\n", encoding="utf-8")
+    assert tokenized(file, tokenizer, tmp_path / "cache").tolist() != ids.tolist()
+    assert kept.is_file()
 
 
-def test_common_ids_have_all_special_ids() -> None:
-    ids = np.array([300, 300, 301, 302, 302, 302, 400], np.uint16)
-    assert common_ids([ids], 500, 258).tolist() == [*range(256), 300, 302]
+def test_common_ids_have_all_bytes_and_special_ids() -> None:
+    tokenizer = tiny_tokenizer(("one", "two", "three"))
+    first = tokenizer.vocab_size - 3
+    ids = np.array([first, first + 1, first + 1], np.uint16)
+    always = [id for id in range(tokenizer.vocab_size) if len(tokenizer.token_bytes(id)) <= 1]
+    assert common_ids([ids], tokenizer, len(always) + 1).tolist() == [*always, first + 1]
+
+
+def test_ids_of_a_large_vocabulary_have_32_bits(tmp_path: Path) -> None:
+    words = tuple(f"word{number} " for number in range(1 << 16))
+    tokenizer, file = tiny_tokenizer(words), tmp_path / "text.txt"
+    file.write_text("word65535 word1 ", encoding="utf-8")
+    ids = tokenized(file, tokenizer, tmp_path / "cache")
+    assert ids.tolist()[:2] == tokenizer.encode("word65535 word1 ")
+    assert ids[0] > 1 << 16

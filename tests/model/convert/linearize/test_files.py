@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from gguf import GGUFWriter
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from model.architectures.llama.layer_plan import LayerPlan
 from model.convert.linearize.adapter import Adapter, load_adapter, save_adapter
+from model.convert.linearize.chat_format import CHAT_ML, LLAMA3, chat_format
 from model.convert.linearize.network import Llama
 from model.convert.linearize.plan import (
     LlamaShape,
@@ -20,14 +23,21 @@ from model.convert.linearize.plan import (
     smollm2_plan,
     window_plan,
 )
-from model.convert.linearize.source import halves, read_source
+from model.convert.linearize.source import read_source
 from model.convert.linearize.student import Student
 from model.files import ConfigError
+from model.hub.base import file_digest
 from model.tokenization.cuts import CUTS
 from model.weights import CheckpointError
 from tests.gguf_files import byte_level_vocabulary, finish
 from tests.model.convert.linearize.tiny import PLAN, SHAPE, tiny_ids, tiny_llama, tiny_tokenizer
 
+#: That of SmolLM2, as far as its text tells the format.
+TEMPLATE = (
+    "{% for message in messages %}{% if loop.first and message.role != 'system' %}"
+    "{{ '<|im_start|>system\\nYou are a tiny model<|im_end|>\\n' }}{% endif %}"
+    "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{% endfor %}"
+)
 SMOLLM2 = LlamaShape(49152, 576, 30, 9, 3, 64, 1536, 100_000.0, 1e-5)
 
 
@@ -41,7 +51,7 @@ def write_llama(path: Path, model: Llama, family: str = "llama") -> Path:
     shape = model.shape
     writer = GGUFWriter(path, family)
     sizes = {
-        "context_length": 512,
+        "context_length": 4096,
         "embedding_length": shape.hidden_size,
         "block_count": shape.num_layers,
         "feed_forward_length": shape.intermediate_size,
@@ -54,6 +64,7 @@ def write_llama(path: Path, model: Llama, family: str = "llama") -> Path:
     writer.add_float32(f"{family}.rope.freq_base", shape.rope_theta)
     writer.add_float32(f"{family}.attention.layer_norm_rms_epsilon", shape.rms_norm_eps)
     byte_level_vocabulary(tiny_tokenizer(), shape.vocab_size)(writer)
+    writer.add_chat_template(TEMPLATE)
     tensors = {"token_embd": model.embedding, "output_norm": model.norm}
     for index in range(shape.num_layers):
         layer = model.layer(index)
@@ -79,24 +90,98 @@ def write_llama(path: Path, model: Llama, family: str = "llama") -> Path:
 
 
 def test_source_is_read_as_it_was_before_its_file(tmp_path: Path) -> None:
-    model = tiny_llama()
-    read, tokenizer = read_source(write_llama(tmp_path / "tiny.gguf", model))
-    assert read.shape == SHAPE
+    model, path = tiny_llama(), tmp_path / "tiny.gguf"
+    source = read_source(write_llama(path, model))
+    assert source.model.shape == SHAPE
     ids = tiny_ids(20)
-    assert torch.equal(read.hidden(ids), model.hidden(ids))
-    assert not any(parameter.requires_grad for parameter in read.parameters())
-    assert tokenizer.encode("<|im_end|>a") == tiny_tokenizer().encode("<|im_end|>a")
+    assert torch.equal(source.model.hidden(ids), model.hidden(ids))
+    assert not any(parameter.requires_grad for parameter in source.model.parameters())
+    assert source.digest == file_digest(path)
+    assert source.chat is not None
+    system = "<|im_start|>system\nYou are a tiny model<|im_end|>\n"
+    assert source.chat == replace(CHAT_ML, system=system)
 
 
-def test_rows_go_back_to_halves() -> None:
-    weight = torch.arange(24.0).view(12, 2)
-    assert torch.equal(halves(interleaved(weight, 2), 2), weight)
+SIZES = {"vocab_size": 260, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8}
+SCALED = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "original_max_position_embeddings": 16,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
 
 
-def test_another_family_is_refused(tmp_path: Path) -> None:
-    path = write_llama(tmp_path / "tiny.gguf", tiny_llama(), "qwen2")
-    with pytest.raises(CheckpointError, match="'qwen2', not 'llama'"):
-        read_source(path)
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        (
+            "llama",
+            {"rope_parameters": SCALED},
+        ),
+        ("llama", {"tie_word_embeddings": True}),
+        ("qwen2", {"tie_word_embeddings": True}),
+        ("qwen3", {}),
+    ],
+)
+def test_folder_gives_the_numbers_of_transformers(
+    tmp_path: Path, family: str, more: dict[str, object]
+) -> None:
+    config = AutoConfig.for_model(family, **SIZES, **HEADS, **more)
+    torch.manual_seed(0)
+    theirs = AutoModelForCausalLM.from_config(config).eval()
+    for parameter in theirs.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, std=0.5)
+        else:
+            torch.nn.init.normal_(parameter, std=1.5 * parameter.shape[1] ** -0.5)
+    theirs.save_pretrained(tmp_path)
+    tiny_tokenizer().save(tmp_path / "tokenizer.json")
+    source = read_source(tmp_path)
+    ids = tiny_ids(40)
+    found = source.model.hidden(ids) @ source.model.head.t()
+    with torch.no_grad():
+        wanted = theirs(ids).logits
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+    assert source.chat is None
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "message"),
+    [
+        ("llama", {"attention_bias": True}, "out_bias True is not supported here"),
+        ("smollm3", {}, r"unrotated_layers \(3,\) is not supported here"),
+    ],
+)
+def test_options_beyond_the_conversion_are_refused_by_name(
+    tmp_path: Path, family: str, more: dict[str, object], message: str
+) -> None:
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    sizes = SIZES | {"num_hidden_layers": 4} | ids
+    config = AutoConfig.for_model(family, **sizes, **HEADS, **more)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    tiny_tokenizer().save(tmp_path / "tokenizer.json")
+    with pytest.raises(ConfigError, match=message):
+        read_source(tmp_path)
+
+
+def test_another_family_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"of the family 'delta'.*is for llama, qwen2 and qwen3"):
+        read_source("everstream-stories")
+
+
+def test_formats_of_chats_are_told_by_their_template() -> None:
+    tokenizer = tiny_tokenizer()
+    assert chat_format(TEMPLATE.replace("system\\nYou", "system\nYou"), tokenizer) == chat_format(
+        TEMPLATE, tokenizer
+    )
+    assert chat_format("{{ '<|im_start|>' + message.role }}", tokenizer) == CHAT_ML
+    llama3 = "{{ '<|start_header_id|>' + role + '<|end_header_id|>\n\n' }}"
+    assert chat_format(llama3, tokenizer) is None  # the tokenizer lacks its tokens
+    assert chat_format("{{ message.content }}", tokenizer) is None
+    assert LLAMA3.turn("user", "Hi") == ("<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>")
 
 
 def test_smollm_cuts_numbers_into_digits() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from model.convert.linearize import questions
-from model.convert.linearize.chat_format import ANSWER, SYSTEM, turn
+from model.convert.linearize.chat_format import CHAT_ML, encode
 from model.convert.linearize.plan import window_plan
 from model.convert.linearize.student import Student
 from model.convert.linearize.talk import talk
@@ -19,9 +19,10 @@ FIXED = Path(__file__).parents[4] / "benchmarks" / "chats" / "questions.json"
 def test_answers_are_the_most_likely_tokens_of_the_whole_text() -> None:
     source, tokenizer = tiny_llama(), tiny_tokenizer()
     student = Student(source, window_plan(SHAPE.num_layers, 2000), {})
-    found = talk(student, tokenizer, CHATS, 12, torch.float32)
+    found = talk(student, tokenizer, CHAT_ML, CHATS, 12, torch.float32)
     assert [len(answers) for answers in found] == [2, 1]
-    ids = tokenizer.encode(SYSTEM + turn("user", "What?") + ANSWER)
+    ids = encode(tokenizer, CHAT_ML.turn("user", "What?") + CHAT_ML.assistant)
+    assert ids[0] == tokenizer.special_ids["<|im_start|>"]
     begin = len(ids)
     for _ in range(12):
         logits = source.hidden(torch.tensor([ids]))[0, -1] @ source.embedding.t()

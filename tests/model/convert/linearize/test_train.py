@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from model.convert.linearize.chat_format import CHAT_ML
 from model.convert.linearize.divergence import NO_LABEL, divergence
 from model.convert.linearize.run import Run
-from model.convert.linearize.sequences import Sequences, Shares
+from model.convert.linearize.sequences import Sequences, Shares, Text
 from model.convert.linearize.student import Student
 from model.convert.linearize.train import Choice, Head, Options, Schedule, Trainer
 from model.training.errors import TrainingError
@@ -21,10 +22,10 @@ OPTIONS = Options(
 )
 
 
-def sequences(shares: Shares = Shares(recall=0.2, chats=0.0, stories=0.3)) -> Sequences:  # noqa: B008
+def sequences() -> Sequences:
     rng = np.random.default_rng(0)
-    texts = [rng.integers(3, 250, 2000).astype(np.uint16) for _ in range(2)]
-    return Sequences(tiny_tokenizer(), texts[:1], texts[1], [], shares, seed=0)
+    texts = [Text(rng.integers(3, 250, 2000).astype(np.uint16)) for _ in range(2)]
+    return Sequences(tiny_tokenizer(), texts, [], Shares(), seed=0, chat=CHAT_ML)
 
 
 def trainer(folder: Path, rows: int = 1, ranks: dict[str, int] | None = None) -> Trainer:
@@ -35,6 +36,14 @@ def trainer(folder: Path, rows: int = 1, ranks: dict[str, int] | None = None) ->
     run = Run(folder, parameters, rates, {"plan": PLAN.to_json()})
     schedule = Schedule(30, warmup=3, decay=5)
     return Trainer(student, run, sequences(), OPTIONS, schedule, torch.device("cpu"), rows=rows)
+
+
+def on_one_text(made: Trainer) -> Trainer:
+    """Always the same text, which it may learn by heart."""
+    text = np.random.default_rng(0).integers(3, 250, 61).astype(np.uint16)
+    always = Sequences(tiny_tokenizer(), [Text(text)], [], Shares(0.0, 0.0), seed=0, chat=None)
+    options = Options(lengths=Choice((60,), (1.0,)), rings=Choice((4,), (1.0,)))
+    return replace(made, sequences=always, options=options)
 
 
 def head() -> Head:
@@ -83,29 +92,34 @@ def test_rate_rises_stays_and_falls() -> None:
 
 
 def test_matching_lowers_the_error_and_changes_far_parts_only(tmp_path: Path) -> None:
-    made = trainer(tmp_path, ranks={"qkv": 2})
+    made = replace(on_one_text(trainer(tmp_path, ranks={"qkv": 2})), schedule=Schedule(80))
     before = {name: p.detach().clone() for name, p in made.run.parameters.items()}
-    for _ in range(30):
+    for _ in range(80):
         made.match_step()
     errors = log(tmp_path, "error")
-    assert sum(errors[-5:]) < 0.9 * sum(errors[:5])
+    assert errors[-1] < 0.9 * errors[0]
     changed = {n for n, p in made.run.parameters.items() if not torch.equal(p, before[n])}
     assert changed == {name for name in before if ".far." in name}
 
 
 def test_distillation_brings_the_student_to_its_source(tmp_path: Path) -> None:
-    """On one text, which it may learn by heart."""
-    text = np.random.default_rng(0).integers(3, 250, 61).astype(np.uint16)
-    always = Sequences(tiny_tokenizer(), [text], text, [], Shares(0.0, 0.0, 0.0), seed=0)
-    made = replace(
-        trainer(tmp_path, ranks={"qkv": 4, "out": 4, "up": 4}),
-        sequences=always,
-        options=Options(lengths=Choice((60,), (1.0,)), rings=Choice((0,), (1.0,))),
-    )
+    made = on_one_text(trainer(tmp_path, ranks={"qkv": 4, "out": 4, "up": 4}))
     for _ in range(30):
         made.distil_step(head())
     found = log(tmp_path, "kl")
     assert found[-1] < 0.3 * found[0]
+
+
+def test_all_weights_of_a_matrix_learn_as_well(tmp_path: Path) -> None:
+    made = on_one_text(trainer(tmp_path, ranks={"qkv": 0, "up": 0}))
+    for _ in range(10):
+        made.distil_step(head())
+    found = log(tmp_path, "kl")
+    assert found[-1] < 0.3 * found[0]
+    ids = made.sequences.draw(0, 0, 60).ids[None]
+    merged = Student(made.student.merged_source(), PLAN, {})
+    merged.load_state_dict(made.student.state_dict(), strict=False)
+    torch.testing.assert_close(merged.hidden(ids), made.student.hidden(ids), rtol=1e-4, atol=1e-4)
 
 
 def test_rows_at_a_time_do_not_change_the_gradient(tmp_path: Path) -> None:

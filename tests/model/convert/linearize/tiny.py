@@ -24,13 +24,15 @@ SHAPE = LlamaShape(
 )
 #: A layer of each kind, with windows that their blocks divide in several ways.
 PLAN = Plan((LayerPlan(8, "relative", 12), LayerPlan(12, "delta", 8), LayerPlan(6)), sinks=2)
+#: One that a Llama of constant state can have: windows and first tokens fill whole blocks.
+BLOCK_PLAN = Plan((LayerPlan(12, "relative", 12), LayerPlan(28, "delta", 8), LayerPlan(12)))
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
-def tiny_llama(seed: int = 0) -> Llama:
+def tiny_llama(seed: int = 0, shape: LlamaShape = SHAPE) -> Llama:
     """Weights large enough that attention is not even."""
     generator = torch.Generator().manual_seed(seed)
-    model = Llama(SHAPE)
+    model = Llama(shape)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:
             parameter.data.uniform_(0.5, 1.5, generator=generator)

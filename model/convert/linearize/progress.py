@@ -1,0 +1,56 @@
+"""How far a stage is: a bar on a terminal, else a line now and then."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+#: Seconds between two lines where there is no terminal.
+LINE_EVERY_S = 30.0
+
+
+class Meter:
+    """One stage, of ``total`` tokens or layers, of which ``done`` were done before."""
+
+    def __init__(self, stage: str, total: int, done: int, unit: str) -> None:
+        self._stage, self._total, self._first, self._unit = stage, total, done, unit
+        self._started = self._shown = time.monotonic()
+        self._bar = Progress(
+            TextColumn(f"{stage} {{task.completed:,.0f}}/{{task.total:,.0f}} {unit}"),
+            BarColumn(),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+            disable=not sys.stdout.isatty(),
+        )
+        self._task = self._bar.add_task("", total=total, completed=done)
+        self._done, self._text = done, ""
+
+    def update(self, done: int, text: str | None = None) -> None:
+        """So many are done; ``text`` says how good it is, until there is another."""
+        now = time.monotonic()
+        self._done, self._text = done, self._text if text is None else text
+        rate = (done - self._first) / max(now - self._started, 1e-9)
+        shown = f"{self._text}  {rate:,.1f} {self._unit}/s".strip()
+        self._bar.update(self._task, completed=min(done, self._total), description=shown)
+        if self._bar.disable and now - self._shown > LINE_EVERY_S:
+            left = timedelta(seconds=round(max(0, self._total - done) / max(rate, 1e-9)))
+            self._line(f"{shown}  {left} left")
+            self._shown = now
+
+    def _line(self, text: str) -> None:
+        print(f"{self._stage} {self._done:,}/{self._total:,} {self._unit}  {text}", flush=True)
+
+
+@contextmanager
+def metered(stage: str, total: int, done: int, unit: str = "tokens") -> Iterator[Meter]:
+    """Shows a stage while it lasts, and its end as a line."""
+    meter = Meter(stage, total, done, unit)
+    with meter._bar:
+        yield meter
+    if meter._bar.disable:
+        meter._line(meter._text)
