@@ -129,6 +129,7 @@ def _aligned(num_bytes: int) -> int:
 def kv_cache_bytes_per_token(config: Config) -> int:
     """What softmax attention of the same shape caches for each token: K and V of all layers.
 
-    In 16 bits, as servers keep such caches, though our own state is float32.
+    In 16 bits, as servers keep such caches. Heads that share keys and values count once.
     """
-    return 2 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * 2
+    heads: int = getattr(config, "num_key_value_heads", config.num_attention_heads)
+    return 2 * config.num_hidden_layers * heads * config.head_dim * 2

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from model.chat.template import PLAIN
+
 if TYPE_CHECKING:
     from server.config.settings import ServerConfig
     from server.models.info import ModelInfo
@@ -52,7 +54,7 @@ def greet(config: ServerConfig, models: Models, port: int) -> None:
             f"{info.max_sessions:,} sessions of {format_bytes(info.state_bytes_per_session)} each,"
             f" {_growth(info)}.\n"
         )
-    invite(config, port)
+    invite(config, port, chats=models.versions[0].service.chat_template.source != PLAIN)
 
 
 def _growth(info: ModelInfo) -> str:
@@ -92,16 +94,23 @@ def _bundled(folder: Path) -> str:
     return f"{folder.name} (after {pull_command(folder)})" if needs_pull else folder.name
 
 
-def invite(config: ServerConfig, port: int) -> None:
-    """Prints a line that can be pasted to see tokens stream, and what comes after it."""
+def invite(config: ServerConfig, port: int, chats: bool = False) -> None:
+    """Prints a line that can be pasted to see tokens stream, and what comes after it.
+
+    ``chats``: whether the first model answers questions.
+    """
     from model.bundled_models import DEFAULT_NAME, bundled_models
 
     url = f"http://{_openable(config.host)}:{port}"
-    body = {"prompt": "Once upon a time", "max_tokens": 200, "stream": True}
+    path = "completions"
+    body: dict[str, object] = {"prompt": "Once upon a time", "max_tokens": 200, "stream": True}
+    if chats:
+        question = {"role": "user", "content": "Why is the sky blue?"}
+        path, body = "chat/completions", {"messages": [question], "stream": True}
     key = "-H 'Authorization: Bearer YOUR_KEY' " if config.wants_key else ""
     typer.echo(
         f"Open {url}/ or paste:\n\n"
-        f"  curl -N {url}/v1/completions {key}-H 'Content-Type: application/json'"
+        f"  curl -N {url}/v1/{path} {key}-H 'Content-Type: application/json'"
         f" -d '{json.dumps(body)}'\n"
     )
     typer.echo(

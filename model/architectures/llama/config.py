@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, ClassVar
 
 from model.architectures.bounded import past_state
@@ -95,8 +95,10 @@ class LlamaConfig(BoundedConfig):
 
     @property
     def attention_options(self) -> dict[str, Any]:
-        """See `model.architectures.config.Config`."""
-        windows = [asdict(plan) for plan in self.windows]
+        """See `model.architectures.config.Config`; a window without a far part is its length."""
+        windows = [
+            plan.window if plan.far == "none" else list(astuple(plan)) for plan in self.windows
+        ]
         return {**super().attention_options, "windows": windows}
 
     def layer_states(self) -> list[dict[str, TensorSpec]]:

@@ -125,6 +125,8 @@ def test_greeting_names_an_address_that_can_be_opened(
     assert f"Open {url}/ or paste:" in printed
     assert all(name in printed for name in bundled_models() if name != DEFAULT_NAME)
     assert f"curl -N {url}/v1/completions" in printed
+    invite(ServerConfig(host=host), 8000, chats=True)
+    assert f"curl -N {url}/v1/chat/completions" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
