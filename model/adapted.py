@@ -24,7 +24,6 @@ from model.checkpoint_files import ADAPTER, CONFIG
 from model.files import read_json
 from model.foreign import read_gguf
 from model.foreign.merged_weights import LowRankChange, Merged
-from model.hub.base import BaseError, base_of
 from model.tensor_spec import Shape
 from model.weights import Array, CheckpointError, StoredWeights, WrappedWeights, check_weights
 from model.weights.gguf_file import GgufFile
@@ -48,23 +47,20 @@ class Adapted(NamedTuple):
     base: GgufFile
 
 
-def read_adapted(folder: Path) -> Adapted:
-    """The model of ``folder``. Raises `CheckpointError` or `ConfigError` that names the file."""
-    config = config_from_dict(read_json(folder / CONFIG))
-    try:
-        base = GgufFile(base_of(folder))
-    except BaseError as error:
-        raise CheckpointError(error) from error
-    adapter = WeightFiles([folder / ADAPTER])
-    shapes = config.weight_shapes()
+def read_adapted(folder: Path, base: Path) -> Adapted:
+    """The model of ``folder`` over the file ``base``.
+
+    Raises `CheckpointError` or `ConfigError` that names the file and the key.
+    """
+    config, file = config_from_dict(read_json(folder / CONFIG)), GgufFile(base)
+    adapter, shapes = WeightFiles([folder / ADAPTER]), config.weight_shapes()
     changes = dict(_changes(adapter, shapes, _scale(folder / ADAPTER)))
-    _, source = read_gguf(base, base.paths[0].name)
+    _, source = read_gguf(file, base.name)
     whole = [name for name in adapter if name in shapes]
-    weights = _Joined(
-        Merged(source, changes), adapter, whole, f"{ADAPTER} over {base.paths[0].name}"
-    )
+    merged = Merged(source, changes)
+    weights = _Joined(merged, adapter, whole, f"{ADAPTER} over {base.name}")
     check_weights(config, weights)
-    return Adapted(config, weights, base)
+    return Adapted(config, weights, file)
 
 
 class _Joined(WrappedWeights):

@@ -49,7 +49,7 @@ from model.checkpoint_files import (
     is_readable,
 )
 from model.files import ConfigError, errors_in, open_file
-from model.hub.base import has_base, read_base
+from model.hub.base import BaseError, base_of, has_base, read_base
 from model.hub.locate import locate
 from model.tokenization.ends import GENERATION_CONFIG
 from model.tokenization.single_bytes import NUM_IDS as NUM_BYTES
@@ -160,11 +160,12 @@ def load_checkpoint(
     located = locate(source, revision)
     whole = located.is_file()
     config, weights = (located, located) if whole else (config_file(located), located / WEIGHTS)
-    if has_base(located):
-        weights = located / ADAPTER
     try:
-        with errors_in(config, ConfigError), errors_in(weights, CheckpointError):
-            found = _load(located, tokenizer)
+        if has_base(located):
+            found = _load_adapted(located, tokenizer)
+        else:
+            with errors_in(config, ConfigError), errors_in(weights, CheckpointError):
+                found = _load(located, tokenizer)
         return _with_lora(found, lora) if lora.files else found
     except OSError as error:
         raise CheckpointError(f"{error.filename}: {error.strerror or error}") from error
@@ -180,8 +181,6 @@ def _with_lora(checkpoint: Checkpoint, lora: Lora) -> Checkpoint:
 
 
 def _load(found: Path, tokenizer: Path | None) -> Checkpoint:
-    if has_base(found):
-        return _load_adapted(found, tokenizer)
     if found.is_dir():
         return _load_folder(found, tokenizer or _next_to(found / CONFIG))
     load = _load_gguf if found.suffix == GGUF_SUFFIX else _load_file
@@ -257,10 +256,15 @@ def _load_adapted(folder: Path, tokenizer_file: Path | None) -> Checkpoint:
     """An adapter over a GGUF file. Its digest has the base's hash, which was verified before."""
     from model.adapted import read_adapted
 
-    config, weights, file = read_adapted(folder)
-    path = folder / file.paths[0].name
-    tokenizer, tokenizer_file = _tokenizer_of(file, config, path, tokenizer_file)
-    template = _template_of(file, config, tokenizer, folder)
+    try:
+        base = base_of(folder)
+    except BaseError as error:
+        raise CheckpointError(error) from error
+    with errors_in(folder / CONFIG, ConfigError), errors_in(folder / ADAPTER, CheckpointError):
+        config, weights, file = read_adapted(folder, base)
+        path = folder / base.name
+        tokenizer, tokenizer_file = _tokenizer_of(file, config, path, tokenizer_file)
+        template = _template_of(file, config, tokenizer, folder)
     files = [folder / CONFIG, folder / ADAPTER, *([tokenizer_file] if tokenizer_file else [])]
     digest = hashlib.sha256(f"{_digest(files)} {read_base(folder).sha256}".encode()).hexdigest()
     return Checkpoint(config, weights, tokenizer, digest, template)

@@ -36,17 +36,9 @@ def errors_as_lines(*more: type[Exception]) -> Iterator[None]:
 
     They are those of a model's files, and ``more``.
     """
-    from model.files import ConfigError
-    from model.tokenizer import TokenizerError
-    from model.weights import CheckpointError
+    from model.files import FileError
 
-    kinds: tuple[type[Exception], ...] = (
-        CheckpointError,
-        ConfigError,
-        TokenizerError,
-        UnicodeDecodeError,
-        *more,
-    )
+    kinds: tuple[type[Exception], ...] = (FileError, UnicodeDecodeError, *more)
     try:
         yield
     except kinds as error:

@@ -147,23 +147,30 @@ def is_cached(base: Base) -> bool:
     return place.is_file() and place.stat().st_size == base.num_bytes
 
 
-def find_base(folder: Path) -> Path | None:
-    """The base of the model in ``folder``; None where it is not on disk.
+def place_of(folder: Path) -> Path | None:
+    """Where the base of the model in ``folder`` is on disk, if it is; its hash is not looked at.
 
-    Raises `BaseError` for another file in its place, `ConfigError` or OSError.
+    Raises `ConfigError` or OSError.
     """
     base = read_base(folder)
     own = folder / base.file
-    if not own.is_file():
-        return cached(base) if is_cached(base) else None
-    found = file_digest(own)
-    if found != base.sha256:
-        raise BaseError(f"{own}: its SHA-256 is {found}, {BASE} states {base.sha256}")
-    return own
+    if own.is_file():
+        return own
+    return cached(base) if is_cached(base) else None
+
+
+def find_base(folder: Path) -> Path | None:
+    """The same. Raises `BaseError` for another file in the base's place, too."""
+    found = place_of(folder)
+    if found is not None and found.parent == folder:
+        stated, digest = read_base(folder).sha256, file_digest(found)
+        if digest != stated:
+            raise BaseError(f"{found}: its SHA-256 is {digest}, {BASE} states {stated}")
+    return found
 
 
 def base_of(folder: Path) -> Path:
-    """The same where it has to be on disk. Raises `BaseError` with the command that fetches it."""
+    """The same where it has to be on disk: else `BaseError` has the command that fetches it."""
     if (found := find_base(folder)) is not None:
         return found
     base = read_base(folder)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from model.checkpoint_files import ADAPTER, CONFIGS, FILE_SUFFIXES, config_file
 from model.files import ConfigError
-from model.hub.base import find_base, has_base
+from model.hub.base import has_base, place_of
 from model.hub.listing import HubFile, several
 from model.hub.names import COMMIT, HubName, is_safe_path
 from model.weights import FORMS, CheckpointError
@@ -177,7 +177,7 @@ def single_files(snapshot: Path) -> list[Path]:
 def num_bytes(model: Path) -> int:
     """The size of a file with all its parts, or of the weights of a folder with their base."""
     if has_base(model):
-        files = [model / ADAPTER, *filter(None, [find_base(model)])]
+        files = [model / ADAPTER, *filter(None, [place_of(model)])]
     else:
         files = weight_files(model)
     return sum(file.stat().st_size for file in files)

@@ -12,7 +12,7 @@ from model.architectures import config_from_dict
 from model.bundled_models import bundled_models
 from model.checkpoint_files import GGUF_SUFFIX
 from model.files import ConfigError
-from model.hub.base import find_base, has_base
+from model.hub.base import has_base, place_of
 from model.hub.base import remove as remove_base
 from model.hub.cache import (
     INCOMPLETE,
@@ -114,7 +114,7 @@ def _whole_folder(name: str, snapshot: Path) -> ModelOnDisk | None:
 
 def _folder(name: str, source: str, family: str | None, folder: Path) -> ModelOnDisk:
     if has_base(folder):
-        form = ADAPTED if find_base(folder) else NOT_PULLED
+        form = ADAPTED if place_of(folder) else NOT_PULLED
     else:
         form = weight_files(folder)[0].suffix.removeprefix(".")
     return ModelOnDisk(name, source, family or "", form, num_bytes(folder), folder)

@@ -88,9 +88,9 @@ def _kept(store: str | None) -> str:
 
 def _bundled(folder: Path) -> str:
     """A model's name, and what has to be run before it is served."""
-    from model.hub.base import find_base, has_base, pull_command
+    from model.hub.base import has_base, place_of, pull_command
 
-    needs_pull = has_base(folder) and find_base(folder) is None
+    needs_pull = has_base(folder) and place_of(folder) is None
     return f"{folder.name} (after {pull_command(folder)})" if needs_pull else folder.name
 
 
