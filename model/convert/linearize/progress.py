@@ -35,7 +35,9 @@ class Meter:
         now = time.monotonic()
         self._done, self._text = done, self._text if text is None else text
         rate = (done - self._first) / max(now - self._started, 1e-9)
-        shown = f"{self._text}  {rate:,.1f} {self._unit}/s".strip()
+        shown = self._text
+        if self._unit == "tokens":
+            shown = f"{shown}  {rate:,.0f} tokens/s".strip()
         self._bar.update(self._task, completed=min(done, self._total), description=shown)
         if self._bar.disable and now - self._shown > LINE_EVERY_S:
             left = timedelta(seconds=round(max(0, self._total - done) / max(rate, 1e-9)))
