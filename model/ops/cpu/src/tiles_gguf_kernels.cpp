@@ -187,7 +187,7 @@ void tile_of(
         I block[MR][N], bounds[MR][N];
         for (int r = 0; r < MR; r++)
             for (int j = 0; j < N; j++) block[r][j] = bounds[r][j] = I::zero();
-        // Of a block of one group before its products; see `sum_groups`.
+        // Behind the products of a block of one group GCC 12 would store their inputs; see `sum_groups`.
         if constexpr (P != Precision::q4_k)
             ahead.template prefetch_bytes<N>(w + STEPS, parts, BYTES - STEPS);
         sum_groups<P>(in, stride, w, parts, ahead, block);
