@@ -42,6 +42,8 @@ COPY server ./server
 COPY model ./model
 COPY clients ./clients
 RUN EVERSTREAM_REQUIRE_NATIVE=1 pip --python /opt/everstream install --no-deps .
+# The base of the bundled chat model, by version and hash, where no volume hides it.
+RUN HF_ASSETS_CACHE=/opt/everstream/assets python -m model.hub.base_download model/bundled/smollm2
 
 
 FROM python:${PYTHON_VERSION}-slim-bookworm${BASE_DIGEST}
@@ -58,7 +60,9 @@ ENV PATH=/opt/everstream/bin:${PATH} \
     EVERSTREAM_HOST=0.0.0.0 \
     EVERSTREAM_PORT=8000 \
     EVERSTREAM_STORE=/var/lib/everstream \
-    HF_HOME=/var/cache/everstream
+    EVERSTREAM_MODEL=smollm2 \
+    HF_HOME=/var/cache/everstream \
+    HF_ASSETS_CACHE=/opt/everstream/assets
 
 VOLUME /var/lib/everstream
 WORKDIR /tmp

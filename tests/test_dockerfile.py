@@ -84,6 +84,24 @@ def test_image_must_have_the_native_runtime(instructions: list[dict[str, Any]]) 
     assert any("g++" in run for run in runs)
 
 
+def test_image_has_the_base_of_the_model_that_it_serves(
+    instructions: list[dict[str, Any]], image: dict[str, str]
+) -> None:
+    """In the folder that is copied, and that neither the volume nor `HF_HOME` hides."""
+    (model,) = re.findall(r"EVERSTREAM_MODEL=(\S+)", image["ENV"])
+    (assets,) = re.findall(r"HF_ASSETS_CACHE=(\S+)", image["ENV"])
+    assert image["COPY"].split()[-1] == assets.removesuffix("/assets") == "/opt/everstream"
+    runs = [step["value"] for step in instructions if step["instruction"] == "RUN"]
+    fetch = f"HF_ASSETS_CACHE={assets} python -m model.hub.base_download model/bundled/{model}"
+    assert fetch in runs
+    check = (ROOT / "deploy" / "check-install").read_text("utf-8")
+    assert f"-m model.hub.base_download model/bundled/{model}" in check
+    compose = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text("utf-8"))
+    for name in ("everstream", "replica"):
+        served = compose["services"][name]["environment"]["EVERSTREAM_MODEL"]
+        assert served == f"${{EVERSTREAM_MODEL:-{model}}}"
+
+
 def test_image_can_share_a_store(instructions: list[dict[str, Any]]) -> None:
     arguments = [step["value"] for step in instructions if step["instruction"] == "ARG"]
     (chosen,) = (value for value in arguments if value.startswith("EXTRAS="))

@@ -1,0 +1,1 @@
+"""Fixed chats, and what models answer."""
