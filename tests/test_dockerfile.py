@@ -79,7 +79,7 @@ def test_torch_is_an_argument_and_left_out_by_default(instructions: list[dict[st
 
 def test_image_must_have_the_native_runtime(instructions: list[dict[str, Any]]) -> None:
     runs = [step["value"] for step in instructions if step["instruction"] == "RUN"]
-    (install,) = (run for run in runs if run.endswith("install --no-deps ."))
+    (install,) = (run for run in runs if "install --no-deps ." in run)
     assert "EVERSTREAM_REQUIRE_NATIVE=1" in install
     assert any("g++" in run for run in runs)
 
@@ -93,7 +93,7 @@ def test_image_has_the_base_of_the_model_that_it_serves(
     assert image["COPY"].split()[-1] == assets.removesuffix("/assets") == "/opt/everstream"
     runs = [step["value"] for step in instructions if step["instruction"] == "RUN"]
     fetch = f"HF_ASSETS_CACHE={assets} python -m model.hub.base_download model/bundled/{model}"
-    assert fetch in runs
+    assert any(fetch in run for run in runs)
     check = (ROOT / "deploy" / "check-install").read_text("utf-8")
     assert f"-m model.hub.base_download model/bundled/{model}" in check
     compose = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text("utf-8"))
