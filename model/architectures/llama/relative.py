@@ -45,11 +45,11 @@ class RelativeFar(nn.Module):
 
     def key_features(self, k: Tensor) -> Tensor:
         """phi_k: [B, H_kv, T, K] to [B, H_kv, T, m]."""
-        return signed_softmax(k @ self.key_map)
+        return signed_softmax(k @ self.key_map.to(k.dtype))
 
     def query_features(self, q: Tensor) -> Tensor:
         """phi_q: [B, H, T, K] to [B, H, T, m]."""
-        return signed_softmax(q @ self.query_map) * far_weight(q, self.scale, self.bias)
+        return signed_softmax(q @ self.query_map.to(q.dtype)) * far_weight(q, self.scale, self.bias)
 
     def empty_state(self, rows: int) -> Tensor:
         """S and, in the last column, z: zeros [rows, H_kv, m, K + 1]."""
@@ -85,7 +85,7 @@ def signed_softmax(x: Tensor) -> Tensor:
 
 def far_weight(q: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     """exp(a . q / sqrt(K) + b) [B, H, T, 1] of q [B, H, T, K], a [H, K] and b [H]."""
-    along = q @ (scale / math.sqrt(q.shape[-1])).unsqueeze(-1)
+    along = q @ (scale.to(q.dtype) / math.sqrt(q.shape[-1])).unsqueeze(-1)
     return (along + bias.view(-1, 1, 1)).exp()
 
 

@@ -67,7 +67,9 @@ def bundled(tmp_path: Path, files: Path) -> Iterator[Commands]:
             (tree / "model" / path.name).symlink_to(path)
     for path in (ROOT / "model" / "bundled" / DEFAULT_NAME, files / "tiny"):
         (tree / "model" / "bundled" / path.name).symlink_to(path)
-    with commands({}, tree) as running:
+    # Else an editable install finds the checkout that it was made in.
+    path = os.pathsep.join((str(tree), str(tree / "tests" / "own_tree")))
+    with commands({"PYTHONPATH": path}, tree) as running:
         yield running
 
 
