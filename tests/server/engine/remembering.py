@@ -14,8 +14,9 @@ from model.state import StateLayout
 from model.tensor_spec import POSITION_BLOCK
 from tests.server.engine.reading import ReadingRuntime
 
-#: A place that has held a position has a number below this, and not zero.
-MARKS = 1 << 40
+#: A place that has held a position has a number of these bits, and not zero. Read as float16 it is
+#: finite: a state that is not is never saved.
+MARKS = 0x3F_3FFF_3FFF
 
 
 class RememberingRuntime(ReadingRuntime):
@@ -39,7 +40,7 @@ class RememberingRuntime(ReadingRuntime):
         if not is_poisoned:
             for place, token in zip(self._places(position, len(tokens)), tokens, strict=True):
                 group, within = divmod(place, POSITION_BLOCK)
-                mark = 1 + hash((token, int(state[0]))) % (MARKS - 1)
+                mark = hash((token, int(state[0]))) & MARKS | 1
                 state[2] += mark - marks[group, within]
                 marks[group, within] = mark
         return drawn
