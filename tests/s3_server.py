@@ -134,7 +134,9 @@ class S3Server:
 
     def copy(self, bucket: str, to: str) -> None:
         """All that is in a bucket, while it is used."""
-        shutil.copytree(self._data / bucket, self._data / to, dirs_exist_ok=True)
+        # What is being written is in a file of such a name, which may be gone when it is copied.
+        unwritten = shutil.ignore_patterns(".rclone_temp_put_*")
+        shutil.copytree(self._data / bucket, self._data / to, ignore=unwritten, dirs_exist_ok=True)
 
     def spoil(self, bucket: str, name: str) -> None:
         """Alters one byte in the middle of an object, as a broken disk would."""
