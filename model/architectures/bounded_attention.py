@@ -69,7 +69,7 @@ class BoundedAttention(Mixer):
         q = _normed(q, self.q_norm)
         at = position[:, None] + torch.arange(x.shape[1], device=x.device)  # [B, T]
         k = self.rotate(k, at).to(state["k"].dtype).float()
-        y = self.attend(q, k, v, state, position, at)
+        y = self._attend(q, k, v, state, position, at)
         y, after = self.with_far(y, q, k, v, state, position, at)
         if gate is not None:
             y = y * torch.sigmoid(gate.float())
@@ -87,7 +87,7 @@ class BoundedAttention(Mixer):
     ) -> tuple[Tensor, State]:
         """For a subclass that sums what the past does not hold; its output and that state.
 
-        ``y`` is what `attend` gives, k is rotated and q is not.
+        ``y`` is the output over the past; k is rotated and q is not.
         """
         return y, {}
 
@@ -109,7 +109,7 @@ class BoundedAttention(Mixer):
         a, b, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
 
-    def attend(
+    def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: State, position: Tensor, at: Tensor
     ) -> Tensor:
         """Queries [B, T, H, F], k and v [B, T, Hkv, F] of new tokens; the output like them."""
@@ -118,7 +118,7 @@ class BoundedAttention(Mixer):
             torch.cat([held.float(), new], dim=1)
             for held, new in zip(past_rows(state, used), (k, v), strict=True)
         )
-        held = self.positions(position)[:, : used * POSITION_BLOCK]
+        held = self._positions(position)[:, : used * POSITION_BLOCK]
         places = torch.cat([held, at], dim=1)[:, None]  # [B, 1, N + T]
         oldest = at[..., None] - (self.context - SINKS)
         seen = (places >= 0) & (places <= at[..., None])
@@ -133,7 +133,7 @@ class BoundedAttention(Mixer):
         scores = (scores * self.head_dim**-0.5).masked_fill(~seen[:, None], -torch.inf)
         return torch.einsum("bhtn,bnhf->bthf", scores.softmax(dim=-1), values)
 
-    def positions(self, position: Tensor) -> Tensor:
+    def _positions(self, position: Tensor) -> Tensor:
         """[B] tokens seen to the position that each place holds [B, N]; -1 where it holds none."""
         place = torch.arange(self.context, device=position.device)
         ring = self.context - SINKS
@@ -143,7 +143,7 @@ class BoundedAttention(Mixer):
 
     def _kept(self, k: Tensor, v: Tensor, state: State, position: Tensor, at: Tensor) -> State:
         """The state with new tokens in their places."""
-        held = self.positions(at[:, -1] + 1)
+        held = self._positions(at[:, -1] + 1)
         new = (held - position[:, None]).clamp(min=0)[..., None, None]
         is_new = (held >= position[:, None])[..., None, None]
 

@@ -36,7 +36,7 @@ _FORMS = {
 
 
 class BaseError(FileError):
-    """A base that is missing or cannot be had. The message says what to do."""
+    """A base that is missing or cannot be fetched. The message says what to do."""
 
 
 @dataclass(frozen=True)

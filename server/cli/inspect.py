@@ -141,9 +141,9 @@ def _memory_table(checkpoint: Checkpoint) -> Table:
         cache = kv_cache_bytes_per_token(config) * count
         table.add_row(f"{count:,}", _state_at(config, layout, count), format_bytes(cache))
     if config.context:
-        table.caption = "float32; KV cache: 16 bits, were all layers attention"
+        table.caption = "KV cache: 16 bits, were all layers attention"
         return table
-    table.caption = "state: float32; KV cache: 16 bits, softmax attention of the same shape"
+    table.caption = "KV cache: 16 bits, softmax attention of the same shape"
     return table
 
 

@@ -40,10 +40,10 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(base: Path, tmp_path: Path) -> Path:
     """The model, with its base next to it."""
-    return beside(base, write_adapter(tmp_path / "model", describe(base)))
+    return next_to(base, write_adapter(tmp_path / "model", describe(base)))
 
 
-def beside(base: Path, folder: Path) -> Path:
+def next_to(base: Path, folder: Path) -> Path:
     os.link(base, folder / base.name)
     return folder
 
@@ -115,13 +115,13 @@ def test_digest_is_of_config_adapter_and_base(base: Path, tmp_path: Path) -> Non
         file.seek(-4, os.SEEK_END)
         file.write(b"\0\0\0\x40")
     folders = [
-        beside(base, write_adapter(tmp_path / "one", describe(base))),
-        beside(base, write_adapter(tmp_path / "config", describe(base), context=256)),
-        beside(base, write_adapter(tmp_path / "adapter", describe(base), other)),
-        beside(second, write_adapter(tmp_path / "base", describe(second))),
+        next_to(base, write_adapter(tmp_path / "one", describe(base))),
+        next_to(base, write_adapter(tmp_path / "config", describe(base), context=256)),
+        next_to(base, write_adapter(tmp_path / "adapter", describe(base), other)),
+        next_to(second, write_adapter(tmp_path / "base", describe(second))),
     ]
     assert len({load_checkpoint(folder).digest for folder in folders}) == 4
-    again = beside(base, write_adapter(tmp_path / "again", describe(base)))
+    again = next_to(base, write_adapter(tmp_path / "again", describe(base)))
     assert load_checkpoint(again).digest == load_checkpoint(folders[0]).digest
 
 
@@ -165,7 +165,7 @@ def zeros(*shape: int) -> npt.NDArray[np.float32]:
 def test_tensors_that_do_not_fit_are_named(
     base: Path, tmp_path: Path, updates: Updates, message: str
 ) -> None:
-    folder = beside(base, write_adapter(tmp_path / "model", describe(base), updates))
+    folder = next_to(base, write_adapter(tmp_path / "model", describe(base), updates))
     with pytest.raises(CheckpointError, match=f"{ADAPTER}.*{message}"):
         load_checkpoint(folder)
 
@@ -177,7 +177,7 @@ def test_tensors_that_do_not_fit_are_named(
 def test_scale_must_be_stated(
     base: Path, tmp_path: Path, metadata: dict[str, str], message: str
 ) -> None:
-    folder = beside(base, write_adapter(tmp_path / "model", describe(base), metadata=metadata))
+    folder = next_to(base, write_adapter(tmp_path / "model", describe(base), metadata=metadata))
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(folder)
 
@@ -185,7 +185,7 @@ def test_scale_must_be_stated(
 def test_base_of_other_sizes_is_refused(base: Path, tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "model", describe(base), {}, num_hidden_layers=5)
     with pytest.raises(CheckpointError, match=rf"{ADAPTER} over tiny.gguf lacks key 'blocks\.4"):
-        load_checkpoint(beside(base, folder))
+        load_checkpoint(next_to(base, folder))
 
 
 def test_folder_without_adapter_or_config_is_refused(folder: Path) -> None:
@@ -197,7 +197,7 @@ def test_folder_without_adapter_or_config_is_refused(folder: Path) -> None:
 def test_config_of_the_base_is_not_one_of_ours(base: Path, tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "model", describe(base), model_type="llama")
     with pytest.raises(ConfigError, match=r"config\.json: model_type"):
-        load_checkpoint(beside(base, folder))
+        load_checkpoint(next_to(base, folder))
 
 
 def test_merged_weights_are_written_by_quantize_and_export(

@@ -16,22 +16,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.architectures.llama.relative import far_weight, init_maps, signed_softmax
+from model.architectures.llama.relative import FarMaps, far_weight, signed_softmax
 from model.ops.delta import delta_chunk
 
-#: At the start w = exp(-2), beta = sigmoid(-2) = 0.12 and a = sigmoid(7) = 0.999.
-INITIAL_SCALE, INITIAL_BETA, INITIAL_KEEP = -2.0, -2.0, 7.0
+#: At the start beta = sigmoid(-2) = 0.12 and a = sigmoid(7) = 0.999.
+INITIAL_BETA, INITIAL_KEEP = -2.0, 7.0
 
 
-class DeltaFar(nn.Module):
+class DeltaFar(FarMaps):
     """See the module's docstring."""
 
+    initial_scale = -2.0
+
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, features: int) -> None:
-        super().__init__()
-        self.key_map = nn.Parameter(torch.empty(num_kv_heads, head_dim, features // 2))
-        self.query_map = nn.Parameter(torch.empty(num_heads, head_dim, features // 2))
-        self.scale = nn.Parameter(torch.empty(num_heads, head_dim))
-        self.bias = nn.Parameter(torch.empty(num_heads))
+        super().__init__(num_heads, num_kv_heads, head_dim, features)
         #: Of beta and of the decay, from key and value.
         self.gates = nn.Parameter(torch.empty(num_kv_heads, 2 * head_dim, 2))
         self.gate_bias = nn.Parameter(torch.empty(num_kv_heads, 2))
@@ -39,11 +37,9 @@ class DeltaFar(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """As `RelativeFar.init_weights`, and gates that depend on nothing."""
-        init_maps(self.key_map, self.query_map)
-        for part in (self.scale, self.gates):
-            part.zero_()
-        self.bias.fill_(INITIAL_SCALE)
+        """See `FarMaps`; the gates depend on nothing."""
+        super().init_weights()
+        self.gates.zero_()
         self.gate_bias.copy_(torch.tensor([INITIAL_BETA, INITIAL_KEEP]).expand_as(self.gate_bias))
 
     def features(self, x: Tensor, weight: Tensor) -> Tensor:

@@ -15,18 +15,20 @@ with it adds noise. Nothing needs a running maximum, because features are in (0,
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-#: exp of it is the weight of the far part at the start, before features.
-INITIAL_SCALE = -2.2
 BLOCK = 64
 
 
-class RelativeFar(nn.Module):
-    """See the module's docstring."""
+class FarMaps(nn.Module):
+    """What both far parts have: the maps to features U and W, and a query's weight, a and b."""
+
+    #: b at the start.
+    initial_scale: ClassVar[float]
 
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, features: int) -> None:
         super().__init__()
@@ -34,14 +36,21 @@ class RelativeFar(nn.Module):
         self.query_map = nn.Parameter(torch.empty(num_heads, head_dim, features // 2))
         self.scale = nn.Parameter(torch.empty(num_heads, head_dim))
         self.bias = nn.Parameter(torch.empty(num_heads))
-        self.init_weights()
+        FarMaps.init_weights(self)
 
     @torch.no_grad()
     def init_weights(self) -> None:
         """Features of the first channels themselves, and the same small weight for all queries."""
-        init_maps(self.key_map, self.query_map)
+        for part in (self.key_map, self.query_map):
+            part.copy_(torch.eye(*part.shape[1:]).expand_as(part))
         self.scale.zero_()
-        self.bias.fill_(INITIAL_SCALE)
+        self.bias.fill_(self.initial_scale)
+
+
+class RelativeFar(FarMaps):
+    """See the module's docstring. At the start exp of ``initial_scale`` weighs its features."""
+
+    initial_scale = -2.2
 
     def key_features(self, k: Tensor) -> Tensor:
         """phi_k: [B, H_kv, T, K] to [B, H_kv, T, m]."""
@@ -70,12 +79,6 @@ class RelativeFar(nn.Module):
         values = F.pad(v, (0, 1), value=1.0)
         sums, state = causal_sums(self.query_features(q), features, values, state)
         return sums[..., :-1], sums[..., -1:], state
-
-
-def init_maps(*maps: Tensor) -> None:
-    """Each [heads, K, m / 2] takes the first m / 2 channels."""
-    for part in maps:
-        part.copy_(torch.eye(*part.shape[1:]).expand_as(part))
 
 
 def signed_softmax(x: Tensor) -> Tensor:
