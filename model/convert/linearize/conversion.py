@@ -38,7 +38,13 @@ from model.convert.linearize.progress import Meter, metered
 from model.convert.linearize.report import Measures, Subject, print_report, write_report
 from model.convert.linearize.result import write_adapter_folder, write_merged
 from model.convert.linearize.run import Run, initialize
-from model.convert.linearize.scan import choose_plan, given_bytes, given_plan, scan_layers
+from model.convert.linearize.scan import (
+    choose_plan,
+    given_bytes,
+    given_plan,
+    scan_layers,
+    scanned,
+)
 from model.convert.linearize.sequences import (
     Sequences,
     Shares,
@@ -244,13 +250,14 @@ class Conversion:
             texts = [torch.from_numpy(text.ids.astype("int64")) for text in self._texts]
             window = self.settings.window
             pieces = [measure.samples(ids, SCAN_PIECES, window) for ids in texts]
-            layers = self.shape.num_layers
-            with metered("scan", layers, 0, "layers") as meter, self._autocast():
+            layers, file = self.shape.num_layers, self.settings.out / "scan.json"
+            done = len(scanned(file))
+            with metered("scan", layers, done, "layers") as meter, self._autocast():
                 kl = scan_layers(
                     self.source.model,
                     _stacked(pieces).to(self.device),
                     self._head.weight,
-                    self.settings.out / "scan.json",
+                    file,
                     stop,
                     meter.update,
                 )

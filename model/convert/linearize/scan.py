@@ -61,6 +61,12 @@ def given_bytes(state: str | None, shape: LlamaShape) -> int:
     return int(float(found[1]) * 1e6)
 
 
+def scanned(file: Path) -> list[float]:
+    """The KL of the layers that an earlier call of `scan_layers` has found."""
+    found: list[float] = read_json(file)["kl"] if file.is_file() else []
+    return found
+
+
 @torch.no_grad()
 def scan_layers(
     source: Llama,
@@ -76,7 +82,7 @@ def scan_layers(
     stopped.
     """
     student = Student(source, window_plan(source.shape.num_layers, SCAN_WINDOW), {})
-    found: list[float] = read_json(file)["kl"] if file.is_file() else []
+    found = scanned(file)
     inputs = [source.embedded(ids)]
     for index in range(source.shape.num_layers):
         inputs.append(source.after_layer(index, inputs[-1]))
