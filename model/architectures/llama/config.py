@@ -52,12 +52,17 @@ class LlamaConfig(BoundedConfig):
     context: int = 0
     past: str = "stop"
     #: Of each layer, where the state is constant: then the first tokens are seen no farther away
-    #: than ``max_context``, and there is no bound.
+    #: than ``max_context``, and there is no bound: ``context`` is 0 and ``past`` "stop".
     windows: tuple[LayerPlan, ...] = ()
 
     def __post_init__(self) -> None:
         check_positive(self, "num_hidden_layers")
         self._set("windows", read_plans(self.windows, self.num_hidden_layers))
+        if self.windows and (self.context, self.past) != (0, "stop"):
+            raise ConfigError(
+                "with windows there is no bound: context must be 0 and past 'stop', not"
+                f" {self.context!r:.80} and {self.past!r:.80}"
+            )
         super().__post_init__()
         if self.head_dim % 2:
             raise ConfigError(f"head_dim must be even, not {self.head_dim}")

@@ -21,7 +21,7 @@ def constant_config(source: Source, adapter: Adapter, max_context: int) -> Llama
     windows = adapter.plan.layers
     longest = max(max_context, *(layer.context for layer in windows))
     limit = min(longest, source.config.max_context)
-    return replace(source.config, windows=windows, max_context=limit)
+    return replace(source.config, windows=windows, max_context=limit, context=0, past="stop")
 
 
 def write_adapter_folder(

@@ -15,6 +15,7 @@ from model.architectures import config_from_dict
 from model.architectures.bounded import with_past
 from model.architectures.decoder import Decoder
 from model.architectures.lfm2.config import Lfm2Config
+from model.architectures.llama.config import LlamaConfig
 from model.architectures.network import ModelState, model_of
 from model.architectures.qwen35.config import Qwen35Config
 from model.files import ConfigError
@@ -221,6 +222,24 @@ def test_qwen35_config_names_the_field(values: dict[str, int], message: str) -> 
 def test_lfm2_config_needs_pairs_of_channels() -> None:
     with pytest.raises(ConfigError, match="head_dim must be even, not 7"):
         Lfm2Config(99, head_dim=7)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"context": 64}, "context must be 0 and past 'stop', not 64 and 'stop'"),
+        ({"past": "slide"}, "context must be 0 and past 'stop', not 0 and 'slide'"),
+        ({"context": "0"}, "context must be 0 and past 'stop', not '0' and 'stop'"),
+    ],
+)
+def test_llama_with_windows_has_no_bound(values: dict[str, Any], message: str) -> None:
+    window = {"window": 12, "far": "none", "features": 0}
+    sizes = {"model_type": LlamaConfig.model_type, "vocab_size": 99, "num_hidden_layers": 1}
+    config = config_from_dict({**sizes, "windows": [window]})
+    assert (config.context, config.past, config.constant_state) == (0, "stop", True)
+    assert config_from_dict(config.to_dict()) == config
+    with pytest.raises(ConfigError, match=message):
+        config_from_dict({**sizes, "windows": [window], **values})
 
 
 def test_bound_is_the_models_own_where_none_is_given() -> None:
