@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 from gguf import GGUFWriter
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
 
 from model.chat.template import PLAIN
 from model.checkpoint import GGUF_TEMPLATE, Checkpoint
@@ -14,6 +16,7 @@ from model.export.gguf_tensors import add_values
 from model.foreign.gguf_source import BOS, EOS
 from model.tokenization import world
 from model.tokenization.base import TokenizerError
+from model.tokenization.cuts import CUTS
 from model.tokenization.gguf import (
     CONTROL,
     NORMAL,
@@ -63,7 +66,7 @@ def vocabulary(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
     if read is None or read.content() != tokenizer.content:
         raise TokenizerError(
             "GGUF cannot hold the tokenizer: only RWKV's vocabulary, and byte-level BPE that cuts"
-            " texts as GPT-2 does and changes nothing else"
+            f" texts as {', '.join(CUTS)} and changes nothing else"
         )
     return values
 
@@ -95,9 +98,22 @@ def _byte_level(tokenizer: Tokenizer, size: int) -> dict[str, Any]:
     merges = values["model"].get("merges", [])
     return {
         "model": "gpt2",
-        "pre": "gpt-2",
+        "pre": _cut_of(values),
         "tokens": [token.encode() for token in tokens],
         "token_type": types,
         "merges": [(m if isinstance(m, str) else " ".join(m)).encode() for m in merges],
         "add_bos_token": False,
     }
+
+
+def _cut_of(values: dict[str, Any]) -> str:
+    """The name of the way in which a ``tokenizer.json`` cuts texts; GPT-2's where it has none."""
+    for name, cut in CUTS.items():
+        backend = Backend(models.BPE(ignore_merges=cut.whole_words))
+        cut.apply(backend)
+        made = json.loads(backend.to_str())
+        is_same = all(made[part] == values[part] for part in ("normalizer", "pre_tokenizer"))
+        whole_words = values["model"].get("ignore_merges", False)
+        if is_same and made["model"]["ignore_merges"] == whole_words:
+            return name
+    return "gpt-2"

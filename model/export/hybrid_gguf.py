@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFType, GGUFWriter
 
-from model.architectures.hybrid import HybridConfig
+from model.architectures.hybrid import BoundedConfig, HybridConfig
 from model.architectures.lfm2.config import Lfm2Config
 from model.architectures.qwen35.config import Qwen35Config
 from model.checkpoint import Checkpoint, CheckpointError
@@ -36,7 +36,7 @@ def write_gguf(path: Path, checkpoint: Checkpoint, dtype: str) -> None:
         raise CheckpointError("llama.cpp reads no hybrid without a layer of attention")
     is_qwen = isinstance(config, Qwen35Config)
     writer = GGUFWriter(path, "qwen35" if is_qwen else "lfm2")
-    _add_sizes(writer, config)
+    add_sizes(writer, config)
     if isinstance(config, Qwen35Config):
         _add_qwen35(writer, config)
     else:
@@ -54,7 +54,8 @@ def write_gguf(path: Path, checkpoint: Checkpoint, dtype: str) -> None:
     )
 
 
-def _add_sizes(writer: GGUFWriter, config: HybridConfig) -> None:
+def add_sizes(writer: GGUFWriter, config: BoundedConfig) -> None:
+    """Adds the metadata that all families with a bounded past have."""
     writer.add_type(GGUFType.MODEL)
     writer.add_context_length(config.max_context)
     writer.add_embedding_length(config.hidden_size)

@@ -77,7 +77,7 @@ def _config(source: GgufSource, file: GgufFile, kind: Kind) -> LlamaConfig:
         head_dim=head_dim,
         rope_theta=source.number("rope.freq_base", 1e4),
         rope_factors=_factors(file),
-        unrotated_layers=_unrotated_layers(num_layers) if kind.has_unrotated else (),
+        unrotated_layers=unrotated_layers(num_layers) if kind.has_unrotated else (),
         qk_norm=kind.qk_norm,
         qkv_bias="blk.0.attn_q.bias" in file,
         out_bias="blk.0.attn_output.bias" in file,
@@ -93,7 +93,8 @@ def _config(source: GgufSource, file: GgufFile, kind: Kind) -> LlamaConfig:
     return config
 
 
-def _unrotated_layers(num_layers: int) -> tuple[int, ...]:
+def unrotated_layers(num_layers: int) -> tuple[int, ...]:
+    """Those of a SmolLM3, of which a file says nothing."""
     return tuple(range(UNROTATED_INTERVAL - 1, num_layers, UNROTATED_INTERVAL))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGUFReader
+from tokenizers import Tokenizer as Backend
 
 from model.architectures.network import model_of
 from model.bundled_models import DEFAULT_MODEL
@@ -19,6 +20,7 @@ from model.chat.template import ChatTemplate
 from model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from model.export import writer_of
 from model.export.gguf_vocabulary import vocabulary
+from model.tokenization.cuts import CUTS
 from model.tokenization.world import WorldCodec
 from model.tokenizer import Tokenizer, TokenizerError
 from model.weights.gguf_file import GgufFile
@@ -222,9 +224,19 @@ def test_template_is_exported(checkpoint: Checkpoint, tmp_path: Path, form: str)
 
 def test_tokenizers_that_gguf_cannot_hold_are_refused() -> None:
     values = json.loads(tiny_tokenizer().content)
-    values["normalizer"] = {"type": "NFC"}
+    values["normalizer"] = {"type": "NFKC"}
     with pytest.raises(TokenizerError, match="GGUF cannot hold the tokenizer: only RWKV's"):
         vocabulary(Tokenizer.from_json(json.dumps(values)), 300)
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_gguf_names_the_way_in_which_a_tokenizer_cuts_texts(name: str) -> None:
+    backend, cut = Backend.from_str(tiny_tokenizer().content), CUTS[name]
+    cut.apply(backend)
+    values = json.loads(backend.to_str())
+    values["model"]["ignore_merges"] = cut.whole_words
+    found = vocabulary(Tokenizer.from_json(json.dumps(values)), 300)
+    assert CUTS[found["tokenizer.ggml.pre"]] == cut
 
 
 @pytest.mark.parametrize("form", ["gguf", "pth"])

@@ -1,4 +1,4 @@
-"""Qwen3.5 and LFM2 in GGUF and as folders of transformers: read back, and read by their makers."""
+"""Hybrids and Llama in GGUF and as folders of transformers: read back, and by their makers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from model.architectures.hybrid import HybridConfig
 from model.architectures.qwen35.network import Qwen35
 from model.checkpoint import Checkpoint, CheckpointError, load_checkpoint
 from model.export import writer_of
+from model.foreign.rotary import SCALINGS, Rotary
 from tests.hybrid_gguf import hybrid_tensors
-from tests.hybrids import HYBRIDS, ours, qwen35, randomise, texts
+from tests.hybrids import FAMILIES, HYBRIDS, ours, qwen35, randomise, texts
 from tests.model.architectures.rwkv7_llama import logprobs_after
-from tests.tiny import tiny_tokenizer
+from tests.tiny import tiny_checkpoint, tiny_tokenizer
 
 #: With a vocabulary that holds `tiny_tokenizer`'s, and keys and values of one width.
-SERVED = ["qwen35-wide", "qwen35-triple", "lfm2-wide"]
-#: What can be written: a Llama is only read.
-EXPORTED = [name for name in HYBRIDS if name.startswith(("qwen35", "lfm2"))]
+SERVED = ["qwen35-wide", "qwen35-triple", "lfm2-wide", "llama-wide", "qwen2-wide", "qwen3-wide"]
 #: Of logarithms of probabilities down to -12: llama.cpp adds up in other orders.
 LLAMA_TOLERANCE = 0.01
 #: A gated delta net in each layer.
@@ -70,12 +69,12 @@ def test_what_is_written_is_read_back_as_the_same(tmp_path: Path, name: str, kin
     assert found.tokenizer.digest == source.tokenizer.digest
 
 
-@pytest.mark.parametrize("name", [*EXPORTED, PURE])
+@pytest.mark.parametrize("name", [*HYBRIDS, PURE])
 def test_transformers_reads_the_folder_and_agrees(tmp_path: Path, name: str) -> None:
     source = checkpoint(name)
     theirs = AutoModelForCausalLM.from_pretrained(written(source, tmp_path, "hf"))
-    family = "Lfm2" if name.startswith("lfm2") else "Qwen3_5"
-    assert type(theirs).__name__ == f"{family}ForCausalLM"
+    family = "qwen3_5_text" if name == PURE else HYBRIDS[name].family
+    assert type(theirs) is FAMILIES[family][1]
     ids = torch.arange(2, 60)[None]
     with torch.no_grad():
         wanted = theirs(ids).logits
@@ -96,7 +95,7 @@ def test_llama_cpp_reads_the_gguf_file_and_agrees(tmp_path: Path, name: str) -> 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "q8_0"])
-@pytest.mark.parametrize("name", ["qwen35-wide", "lfm2-wide"])
+@pytest.mark.parametrize("name", ["qwen35-wide", "lfm2-wide", "llama-wide", "qwen2-wide"])
 def test_gguf_has_the_tensors_and_types_of_the_converter(
     tmp_path: Path, name: str, dtype: str
 ) -> None:
@@ -119,6 +118,9 @@ def test_gguf_has_the_tensors_and_types_of_the_converter(
         ("qwen35-wide", {"value_head_dim": 16}, "GGUF implies a value_head_dim of 32, the model"),
         (PURE, {}, "llama.cpp reads no hybrid without a layer of attention"),
         ("lfm2-wide", {"head_dim": 32}, "GGUF implies a head_dim of 64 / 4, the model has 32"),
+        ("llama-wide", {"out_bias": True}, "no family that is known elsewhere has out_bias alone"),
+        ("qwen3-wide", {"qkv_bias": True, "out_bias": True}, "GGUF has no biases of qwen3"),
+        ("smollm3-odd", {"unrotated_layers": (1,)}, r"GGUF implies unrotated_layers \[3\], the"),
     ],
 )
 def test_model_that_gguf_cannot_say_is_refused(
@@ -128,6 +130,39 @@ def test_model_that_gguf_cannot_say_is_refused(
     config = dataclasses.replace(source.config, **change)  # type: ignore[type-var]
     with pytest.raises(CheckpointError, match=message):
         written(dataclasses.replace(source, config=config), tmp_path, "gguf")
+
+
+@pytest.mark.parametrize("kind", ["hf", "gguf"])
+def test_llama_with_a_constant_state_is_refused(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(CheckpointError, match="a Llama with windows is exported with --format eve"):
+        written(tiny_checkpoint("llama-windows"), tmp_path, kind)
+    assert list(tmp_path.iterdir()) == []
+
+
+def scaled(factors: tuple[float, ...]) -> Checkpoint:
+    source = checkpoint("llama-wide")
+    config = dataclasses.replace(source.config, rope_factors=factors)  # type: ignore[type-var]
+    return dataclasses.replace(source, config=config)
+
+
+@pytest.mark.parametrize("kind", ["hf", "gguf"])
+@pytest.mark.parametrize(("scaling", "factor"), [("linear", 2.5), ("llama3", 32.0)])
+def test_scaled_positions_are_read_back(
+    tmp_path: Path, scaling: str, factor: float, kind: str
+) -> None:
+    numbers = {**SCALINGS[scaling], "factor": factor}
+    factors = Rotary(1e4, 1.0, scaling, numbers).factors(32)
+    found = load_checkpoint(written(scaled(factors), tmp_path, kind)).config
+    exact = kind == "hf"
+    assert found.rope_factors == (factors if exact else pytest.approx(factors, rel=1e-6))  # type: ignore[attr-defined]
+
+
+def test_factors_without_a_scaling_are_for_gguf_alone(tmp_path: Path) -> None:
+    source = scaled((1.0, 3.0, *[8.0] * 14))
+    found, wanted = load_checkpoint(written(source, tmp_path, "gguf")).config, source.config
+    assert found.rope_factors == wanted.rope_factors  # type: ignore[attr-defined]
+    with pytest.raises(CheckpointError, match="rope_factors are those of no scaling that transf"):
+        written(source, tmp_path, "hf")
 
 
 def test_part_of_a_head_that_turns_survives_rounding(tmp_path: Path) -> None:
