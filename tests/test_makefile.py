@@ -172,7 +172,7 @@ def bundle(tree: Tree, *names: str) -> None:
 
 
 def test_default_is_served_alone_where_no_chat_model_is_bundled(tree: Tree) -> None:
-    bundle(tree, "everstream-elu", "everstream-stories", "everstream-vq")
+    bundle(tree, "everstream-stories")
     assert tree.served() == STORIES
     assert tree.served("ARGS=--port 9000") == [*STORIES, "--port", "9000"]
     assert tree.served("ARGS=--model-dir x") == [*STORIES, "--model-dir", "x"]

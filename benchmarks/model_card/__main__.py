@@ -27,14 +27,9 @@ WIDTH = 116
 
 PURPOSES = {
     "everstream-stories": "what `everstream serve` starts with",
-    "everstream-elu": "shows a state of sums, S and z, from which nothing is removed",
-    "everstream-vq": "shows a state of counts and sums for each codeword, and a window",
 }
 MECHANISMS = {
     "delta": "the gated delta rule: a key's old value is taken out before the new one goes in",
-    "elu": "linear attention with the feature map elu + 1",
-    "gated": "gated linear attention: a decay per key channel that depends on the token",
-    "vq": "Transformer-VQ: keys quantised to codewords, whose values are counted and summed",
 }
 #: What the texts are, by file.
 SOURCES = {

@@ -32,8 +32,6 @@ Or keep it private:  --host 127.0.0.1, or a container port published there
 PURPOSES = {
     "smollm2": "chats, from a state that does not grow",
     "everstream-stories": "continues stories and answers no questions",
-    "everstream-elu": "is there to look at a state of sums",
-    "everstream-vq": "is there to look at a state of codewords",
 }
 _PAGES = Path(__file__).parents[2] / "docs" / "README.md"
 #: A clone has the pages; an installed package says what it has.

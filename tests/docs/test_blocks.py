@@ -33,6 +33,7 @@ RUN = {
         ".venv/bin/everstream serve": SHELL,
         "python": OPENAI,
     },
+    "docs/background/mechanisms.md": {"everstream": MODELS},
     "docs/models/arwkv.md": {"everstream": MODELS},
     "docs/models/lfm2.md": {"everstream": MODELS},
     "docs/models/llama.md": {"everstream": MODELS},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from model.attention import MECHANISMS, NOT_BUILT, REFUSED, spec_of
 from model.config import ModelConfig
 from model.state import ALIGNMENT, StateLayout
+from model.weights import num_parameters
 from tests.docs.pages import flowed, names, page, rows, section
 
 TEXT = page("mechanisms.md")
@@ -89,3 +91,23 @@ def test_bytes_of_state_follow_the_formulas(name: str, heads: int, dim: int) -> 
     layout = StateLayout.of(config)
     assert sum(field.spec.num_bytes for field in layout.fields) == wanted
     assert 0 <= layout.num_bytes - wanted < ALIGNMENT * len(layout.fields)
+
+
+@pytest.mark.parametrize("name", ["elu", "vq"])
+def test_examples_to_train_have_the_size_that_the_page_says(name: str) -> None:
+    """Of their own options; `test_models` runs the commands."""
+    text = section(TEXT, "Train a small model").replace("\\\n", " ")
+    tokenizer, *commands = re.findall(r"^everstream (?:tokenizer|train) .*", text, re.MULTILINE)
+    (words,) = (shlex.split(line) for line in commands if f" --attention {name} " in line)
+    given = {word: words[at + 1] for at, word in enumerate(words) if word.startswith("--")}
+    config = ModelConfig(
+        vocab_size=int(tokenizer.rpartition(" ")[2]),
+        hidden_size=int(given["--hidden-size"]),
+        num_hidden_layers=int(given["--layers"]),
+        num_attention_heads=int(given["--heads"]),
+        intermediate_size=int(given["--intermediate-size"]),
+        attention=name,
+        attention_options=json.loads(given["--attention-options"]),
+    )
+    sizes = f"of {num_parameters(config):,} parameters, and {StateLayout.of(config).num_bytes:,} "
+    assert f"{sizes}bytes of state" in flowed(text)

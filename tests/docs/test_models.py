@@ -1,4 +1,4 @@
-"""docs/start/models.md and the pages of families: their commands run, on checkpoints made here."""
+"""The pages of models, families and mechanisms: their commands run, on checkpoints made here."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from tests.tiny import TEXT, tiny_tokenizer, write_model
 
 pytestmark = pytest.mark.process
 
-PAGES = ["models.md", *sorted(f"models/{path.name}" for path in (DOCS / "models").glob("*.md"))]
+FAMILIES = sorted(f"models/{path.name}" for path in (DOCS / "models").glob("*.md"))
+PAGES = ["models.md", "mechanisms.md", *FAMILIES]
 #: The page's, made short.
-SHORT = {"--steps": "2"}
+SHORT = {"--steps": "2", "--vocab-size": "300"}
 
 
 def vocabulary(name: str) -> Fill:
@@ -49,7 +50,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fill = byte_level_vocabulary(tiny_tokenizer(), shape.vocab_size)
     arwkv7.write_gguf(folder / "arwkv7.gguf", shape, tensors, fill)
     write_model(folder / "mamba2", attention="mamba2")
-    (folder / "book.txt").write_text(TEXT * 40, encoding="utf-8")
+    for name in ("book.txt", "other.txt"):
+        (folder / name).write_text(TEXT * 40, encoding="utf-8")
     key = "blocks.0.att.key.lora"
     pair = {f"{key}_A": torch.ones(4, 128) / 100, f"{key}_B": torch.ones(128, 4) / 100}
     write_pth(folder / "rwkv-0.pth", pair)
@@ -85,7 +87,9 @@ def words_of(command: str) -> list[str]:
         if flag in words:
             words[words.index(flag) + 1] = value
     if words[0] == "train":
-        words += ["--window", "32", "--batch-size", "2", "--vocab-size", "300", "--threads", "1"]
+        words += ["--window", "32", "--batch-size", "2", "--threads", "1"]
+        if "--tokenizer" not in words:
+            words += ["--vocab-size", "300"]
     if words[0] == "serve":
         words += ["--port", "0", "--store", "memory", "--threads", "1"]
     return [sys.executable, "-m", "server.cli.main", *words]

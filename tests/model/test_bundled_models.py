@@ -16,8 +16,8 @@ from model.weights.folder import read_weights, weight_files
 from model.weights.safetensors import WeightFiles
 from tests.tiny import write_model
 
-#: Bytes of a folder: the default's, that of an adapter, and each other's.
-MAX_DEFAULT_BYTES, MAX_ADAPTER_BYTES, MAX_OTHER_BYTES = 12_000_000, 6_000_000, 1_500_000
+#: Bytes of a folder: of a whole model, and of an adapter.
+MAX_WHOLE_BYTES, MAX_ADAPTER_BYTES = 12_000_000, 6_000_000
 
 
 def test_default_is_the_first() -> None:
@@ -34,8 +34,7 @@ def test_bundled_model_loads_by_its_name(name: str) -> None:
 @pytest.mark.parametrize("name", bundled_models())
 def test_bundled_model_fits_the_repository(name: str) -> None:
     folder = bundled_models()[name]
-    limit = MAX_DEFAULT_BYTES if name == DEFAULT_NAME else MAX_OTHER_BYTES
-    limit = MAX_ADAPTER_BYTES if has_base(folder) else limit
+    limit = MAX_ADAPTER_BYTES if has_base(folder) else MAX_WHOLE_BYTES
     assert sum(file.stat().st_size for file in folder.glob("*.[js]*")) <= limit
 
 

@@ -343,7 +343,7 @@ def test_embedding_that_is_normed_already_is_not_replaced(tmp_path: Path) -> Non
 def test_other_families_and_missing_files_are_named(model: Path, tmp_path: Path) -> None:
     file = write_pth(tmp_path / "rwkv-0.pth", PAIR)
     with pytest.raises(CheckpointError, match="--lora is for RWKV-7, not for"):
-        load_checkpoint("everstream-elu", lora=Lora((file,), ALPHA))
+        load_checkpoint("everstream-stories", lora=Lora((file,), ALPHA))
     with pytest.raises(CheckpointError, match=r"no\.pth: No such file"):
         load_checkpoint(model, lora=Lora((tmp_path / "no.pth",), ALPHA))
     with pytest.raises(CheckpointError, match=r"has no adapter_model\.safetensors"):
