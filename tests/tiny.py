@@ -206,6 +206,17 @@ def tiny_engine(
         runner = TorchRunner(model or checkpoint.model, pool, num_ids, grid)
     else:
         runner = NativeRunner(cast("Runtime", runtime), pool)
+    return engine_of(checkpoint, wrap(runner), pool, tokenizer, **config)
+
+
+def engine_of(
+    checkpoint: Checkpoint,
+    runner: Runner,
+    pool: CpuStatePool,
+    tokenizer: Tokenizer | None = None,
+    **config: Any,
+) -> Engine:
+    """With the limits of tests, where ``config`` has no others."""
     limits = {
         "new_id": lambda: f"session-{next(IDS)}",
         "max_waiting": 8,
@@ -216,7 +227,7 @@ def tiny_engine(
         checkpoint.config,
         tokenizer or checkpoint.tokenizer,
         pool,
-        wrap(runner),
+        runner,
         EngineConfig(**limits),
     )
 

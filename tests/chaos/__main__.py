@@ -15,6 +15,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from tests.chaos.faults import KINDS
 from tests.chaos.report import as_markdown, write_report
 from tests.chaos.run import Plan, chaos
+from tests.chosen_model import chosen_model
 
 
 def main() -> int:
@@ -30,6 +31,8 @@ def main() -> int:
         max_faults=options.faults,
         wires="proxies" if options.proxies else None,
         attention=options.attention,
+        model=chosen_model(),
+        longest=options.longest,
         drafts=options.drafts,
     )
     verdict = asyncio.run(chaos(plan, lambda line: print(line, flush=True)))
@@ -52,7 +55,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--logs", type=Path, help="a folder for what the replicas logged")
     parser.add_argument("--clients", type=int, default=24)
     parser.add_argument(
-        "--attention", default="gated", help="of the model, or a family: see tests/tiny.py"
+        "--attention",
+        default="gated",
+        help="of the model, or a family: see tests/tiny.py; EVERSTREAM_TEST_MODEL has another",
+    )
+    parser.add_argument(
+        "--longest", type=int, default=600, help="tokens that an answer has at most"
     )
     parser.add_argument("--drafts", action="store_true", help="replicas that draft what they can")
     parser.add_argument("--faults", type=int, help="at most so many")

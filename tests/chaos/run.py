@@ -45,6 +45,8 @@ class Plan:
     max_faults: int | None = None
     wires: Wires | None = None
     attention: str = "gated"
+    #: A checkpoint in the place of a tiny model.
+    model: Path | None = None
     drafts: bool = False
 
 
@@ -73,8 +75,10 @@ class Verdict:
 async def chaos(plan: Plan, say: Callable[[str], None] = lambda line: None) -> Verdict:
     """Runs ``plan``; ``say`` gets a line for each thing that happens."""
     with tempfile.TemporaryDirectory() as folder:
-        model = write_model(Path(folder) / "model", attention=plan.attention)
-        bound = bound_of(plan.attention)
+        model, bound = plan.model, dict[str, str]()
+        if model is None:
+            model = write_model(Path(folder) / "model", attention=plan.attention)
+            bound = bound_of(plan.attention)
         program, environment = EVERSTREAM, bound
         if plan.drafts:
             draft = write_model(Path(folder) / "draft")

@@ -11,8 +11,8 @@ from model.checkpoint import load_checkpoint
 from server.cli.state import read_prompt, write_state
 from server.models.backend import open_backend
 from server.models.storage import identity_of
+from tests.chosen_model import served_model
 from tests.reliability.servers import ServerProcess
-from tests.tiny import write_model
 
 #: What the named state ``wood`` has read.
 WOOD = "Once upon a time there was a wood."
@@ -21,9 +21,9 @@ WOOD = "Once upon a time there was a wood."
 @pytest.fixture(scope="session")
 def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("served")
-    write_model(folder)
-    write_state_of(folder, folder / "wood.state")
-    flags = ("--model", folder, "--state", f"wood={folder / 'wood.state'}", "--threads", 1)
+    model = served_model(folder)
+    write_state_of(model, folder / "wood.state")
+    flags = ("--model", model, "--state", f"wood={folder / 'wood.state'}", "--threads", 1)
     flags += ("--store", "memory", "--sleep-memory", 0, "--max-sessions", 16)  # full at 16
     with ServerProcess(*flags) as server:
         yield server.url

@@ -1,4 +1,4 @@
-"""One real server for all clients: the bundled model, keys with different rights, a store."""
+"""One real server for all clients: the bundled model or the chosen one, keys, a store."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from model.bundled_models import DEFAULT_NAME
+from tests.chosen_model import chosen_model
 from tests.reliability.servers import ServerProcess
 
 #: Name of a key -> the rest of its table. The names of the keys are the keys.
@@ -26,6 +28,9 @@ def serving(place: Path, *flags: object) -> ServerProcess:
     keys = place / "keys.toml"
     keys.write_text("".join(_table(name, rest) for name, rest in KEYS.items()))
     own = ("--keys-file", keys, "--store", place / "store")
+    model = chosen_model()
+    if model is not None and "--model" not in flags:
+        own = (*own, "--model", f"{DEFAULT_NAME}={model}")
     return ServerProcess(*own, *flags, environment={"EVERSTREAM_HEARTBEAT_S": "0.01"})
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from model.bundled_models import DEFAULT_MODEL
+from model.checkpoint import load_checkpoint
+from tests.chosen_model import bundled_model
 from tests.compat.environments import python_client
 
 pytestmark = [pytest.mark.usefixtures("long"), pytest.mark.timeout(1800)]
@@ -89,7 +89,7 @@ def tokenizer_folder(place: Path) -> Path:
     """The bundled tokenizer as Hugging Face's packages read one."""
     folder = place / "tokenizer"
     folder.mkdir()
-    shutil.copy(DEFAULT_MODEL / "tokenizer.json", folder)
+    load_checkpoint(bundled_model()).tokenizer.save(folder / "tokenizer.json")
     ends = "<|endoftext|>"
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": ends, "eos_token": ends}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from model.bundled_models import DEFAULT_MODEL
 from model.checkpoint import load_checkpoint
 from model.state import StateLayout
 from server.engine.cpu_state_pool import CpuStatePool
 from server.engine.runner import Feed, TokenScore
 from server.engine.types import SamplingParams
 from server.models.backend import Backend, open_backend
+from tests.chosen_model import bundled_model
 from tests.compat.environments import python_client
 
 pytestmark = pytest.mark.usefixtures("long")
@@ -73,7 +73,7 @@ class Direct:
 
 @pytest.fixture(scope="module")
 def direct() -> Direct:
-    return Direct(open_backend(load_checkpoint(DEFAULT_MODEL)))
+    return Direct(open_backend(load_checkpoint(bundled_model())))
 
 
 @pytest.mark.timeout(1800)

@@ -13,8 +13,9 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from model.bundled_models import DEFAULT_MODEL
-from model.config import ModelConfig
+from model.architectures import config_from_dict
+from model.files import read_json
+from tests.chosen_model import bundled_model
 from tests.compat.replayed import Json, chunks, post
 
 #: Sent with each request where an administrator wants users' names forwarded.
@@ -34,7 +35,7 @@ CHAT: Json = {
         {"role": "user", "content": [{"type": "text", "text": "Go on."}]},
     ],
 }
-EOS = ModelConfig.load(DEFAULT_MODEL / "config.json").eos_token_id
+EOS = config_from_dict(read_json(bundled_model() / "config.json")).eos_token_id
 #: As its users set them on the page; it turns its list of biases into this object.
 SETTINGS: Json = {
     "temperature": 0.8,

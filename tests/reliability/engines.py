@@ -9,6 +9,7 @@ import pytest
 
 from model.native.runtime import built
 from server.engine.engine import Engine
+from tests.chosen_model import CHOSEN, chosen_engine
 from tests.tiny import check_books, drain, tiny_engine, tiny_runtime
 
 needs_native = pytest.mark.skipif(not built(), reason="the native runtime was not built")
@@ -17,12 +18,14 @@ BACKENDS = ["torch", pytest.param("native", marks=needs_native)]
 
 @dataclass(frozen=True)
 class Model:
-    """A tiny model and what runs it."""
+    """A tiny model, or the chosen one, and what runs it."""
 
     backend: Literal["torch", "native"]
     attention: str = "gated"
 
     def engine(self, **options: Any) -> Engine:
+        if self.attention == CHOSEN:
+            return chosen_engine(self.backend, **options)
         runtime = tiny_runtime(self.attention) if self.backend == "native" else None
         return tiny_engine(self.attention, runtime=runtime, **options)
 

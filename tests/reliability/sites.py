@@ -11,11 +11,11 @@ from typing import Protocol
 
 from tests.chaos.cluster import Cluster, cluster_of
 from tests.chaos.logs import logs_of
+from tests.chosen_model import served_model
 from tests.reliability.history import Log
 from tests.reliability.servers import ServerProcess, eventually
 from tests.reliability.streams import End, KeptStream, log_of_store, run_all
 from tests.stopping import stop
-from tests.tiny import write_model
 
 #: Above the interval in which an owner shows that it lives.
 LEASE = {"EVERSTREAM_STORE_LEASE_S": "4"}
@@ -158,7 +158,7 @@ class Replicas:
 @asynccontextmanager
 async def site_of(kind: str, folder: Path) -> AsyncIterator[Site]:
     """A "server" or "replicas" that take work; all of them have ended after the block."""
-    model = write_model(folder / "model")
+    model = served_model(folder / "model")
     if kind == "replicas":
         async with cluster_of(model, wires="direct") as cluster:
             yield Replicas(cluster, model)

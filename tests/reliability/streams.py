@@ -23,11 +23,11 @@ from server.models.backend import open_backend
 from server.models.storage import identity_of
 from server.store.base import Store
 from server.store.sqlite.store import open_store
+from tests.chosen_model import served_model
 from tests.reliability.history import Event, History, Log, Reader, event_of_entry, event_of_frame
 from tests.reliability.odometer import TIMEOUT_S, Odometer
 from tests.reliability.servers import ServerProcess, socket_to
 from tests.server.harness import checked
-from tests.tiny import write_model
 
 Frame = dict[str, Any]
 #: How one connection ended: by a frame, by the server's close, or without a word.
@@ -292,6 +292,6 @@ def opened_store(folder: Path, model: Path | None = None, backend: Backend = "na
 
 
 def tiny_server(folder: Path, *flags: object, **options: Any) -> ServerProcess:
-    """A server of a tiny model with its store in ``folder``; it is not started."""
-    model = write_model(folder / "model")
+    """A server of `served_model` with its store in ``folder``; it is not started."""
+    model = served_model(folder / "model")
     return ServerProcess("--model", model, "--store", folder / "store", *flags, **options)

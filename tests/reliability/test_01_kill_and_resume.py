@@ -13,13 +13,13 @@ import pytest
 
 from tests.chaos.report import as_markdown
 from tests.chaos.run import Plan, chaos
+from tests.chosen_model import served_model
 from tests.reliability.engines import needs_native
 from tests.reliability.history import History
 from tests.reliability.odometer import Odometer
 from tests.reliability.servers import DRAFTING, EVERSTREAM, ServerProcess
 from tests.reliability.soloist import check_alone
 from tests.reliability.streams import KeptStream, log_of_store, log_over_http, run_all
-from tests.tiny import write_model
 
 SAMPLING: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "ignore_eos": True}
 ACCEPTED = "everstream_draft_tokens_total", "accepted"
@@ -109,7 +109,7 @@ async def test_every_transcript_is_whole_after_kills_at_random_moments(
 ) -> None:
     short = Form(6, 24, 400) if durability == "full" else Form(3, 24, 200)
     form = Form(100, 200, 2000) if long else short
-    model = write_model(tmp_path / "model")
+    model = served_model(tmp_path / "model")
     await prove(form, 1, tmp_path / "store", model, "--durability", durability)
 
 
@@ -129,7 +129,7 @@ async def test_every_transcript_is_whole_after_kills_while_drafts_are_checked(
     What is accepted between the last look at a server's metrics and its end is not counted.
     """
     form = Form(40, 8, 2000) if long else Form(4, 6, 400)
-    model = write_model(tmp_path / "model")
+    model = served_model(tmp_path / "model")
     counts: Counter[str] = Counter()
     store = tmp_path / "store"
     await prove(form, 3, store, model, program=DRAFTING, counts=counts, temperature=0.0)
