@@ -1,9 +1,11 @@
-"""Takes the pictures of the page in light, in dark and on a phone, on a server that is running.
+"""Takes the pictures of the pages, on a server that runs as `make serve` starts it.
 
     python docs/screenshot.py URL FOLDER [--prompt TEXT] [--max-tokens N] [--seed N]
 
-Writes page.png, page-dark.png and page-phone.png. Needs Playwright for Python and
-Debian's chromium.
+Writes of the chat page.png, page-dark.png and page-phone.png, and of the page for texts
+page-text.png: two sessions of the model of stories, and the memory of one. So that the pictures can
+be taken again, the requests of the chat are sent with temperature 0, and the texts are drawn from
+seeds. Needs Playwright for Python and Debian's chromium.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, Route, sync_playwright
 
 CHROMIUM = "/usr/bin/chromium"
 CHROMIUM_ARGS = [
@@ -26,10 +28,13 @@ PHONE = {"width": 360, "height": 760}
 STREAM_TIMEOUT_MS = 300_000
 #: Where the second session leaves the first one, and what is looked at in it, as tokens.
 FORK_AT, LOOK_AT = 38, 5
+STORIES = "everstream-stories"
+#: The messages of the chat.
+MESSAGES = ("What is the capital of France?", "Explain in two sentences why the sky is blue.")
 
 
 def open_page(browser: Browser, url: str, size: dict[str, int], scheme: str) -> Page:
-    """The page as a visitor finds it, connected."""
+    """The page as a visitor finds it."""
     context = browser.new_context(
         viewport={"width": size["width"], "height": size["height"]},
         color_scheme="dark" if scheme == "dark" else "light",
@@ -38,8 +43,27 @@ def open_page(browser: Browser, url: str, size: dict[str, int], scheme: str) -> 
     )
     page = context.new_page()
     page.goto(url)
-    page.locator("#connection[data-state=open]").wait_for()
     return page
+
+
+def greedy(route: Route) -> None:
+    """Sends a request for a response with temperature 0."""
+    request = route.request
+    if request.method == "POST":
+        route.continue_(post_data={**request.post_data_json, "temperature": 0})
+    else:
+        route.continue_()
+
+
+def chat(page: Page) -> None:
+    """Sends the messages, each after the answer to the one before."""
+    page.route("**/v1/responses", greedy)
+    for number, words in enumerate(MESSAGES, 1):
+        page.locator("#send:not([disabled])").wait_for()
+        page.fill("#prompt", words)
+        page.keyboard.press("Enter")
+        page.locator(".about").nth(number - 1).wait_for(timeout=STREAM_TIMEOUT_MS)
+    page.evaluate("document.activeElement.blur()")
 
 
 def write(page: Page, button: str, prompt: str, options: argparse.Namespace, seed: int) -> None:
@@ -54,10 +78,12 @@ def write(page: Page, button: str, prompt: str, options: argparse.Namespace, see
 
 
 def branch(page: Page, options: argparse.Namespace) -> None:
-    """Two stories that part after a while, side by side."""
+    """Two texts that part after a while, side by side."""
+    page.locator("#connection[data-state=open]").wait_for()
+    page.select_option("#model", STORIES)
     write(page, "#generate", options.prompt, options, options.seed)
     page.locator(".answer").nth(FORK_AT).dispatch_event("click")
-    page.locator(".pane").nth(1).wait_for()
+    page.locator(".pane").nth(1).wait_for(timeout=STREAM_TIMEOUT_MS)
     write(page, "#continue", "", options, options.seed + 1)
     page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
     for story in page.locator(".page").all():
@@ -70,7 +96,7 @@ def look_at_token(page: Page) -> None:
     page.locator(".pane").nth(1).locator(".answer").nth(FORK_AT + LOOK_AT).hover()
     page.locator("#card").wait_for()
     page.wait_for_function(
-        "![...document.querySelectorAll('.other-text')].some((e) => e.textContent[0] === '#')"
+        "() => [...document.querySelectorAll('.other-text')].every((e) => e.textContent[0] !== '#')"
     )
 
 
@@ -85,21 +111,18 @@ def main() -> None:
     options = parser.parse_args()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGS)
-        page = open_page(browser, options.url, DESK, "light")
+        for name, size, scheme in (
+            ("page", DESK, "light"),
+            ("page-dark", DESK, "dark"),
+            ("page-phone", PHONE, "light"),
+        ):
+            page = open_page(browser, f"{options.url}/chat", size, scheme)
+            chat(page)
+            page.screenshot(path=options.folder / f"{name}.png")
+        page = open_page(browser, f"{options.url}/?text", DESK, "light")
         branch(page, options)
         look_at_token(page)
-        page.screenshot(path=options.folder / "page.png")
-
-        page = open_page(browser, options.url, DESK, "dark")
-        branch(page, options)
-        page.click("#compare")
-        page.click("#unlikely")
-        page.mouse.move(0, 0)
-        page.screenshot(path=options.folder / "page-dark.png")
-
-        page = open_page(browser, options.url, PHONE, "light")
-        branch(page, options)
-        page.screenshot(path=options.folder / "page-phone.png")
+        page.screenshot(path=options.folder / "page-text.png")
         browser.close()
 
 
