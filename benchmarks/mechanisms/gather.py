@@ -70,12 +70,6 @@ def seed_deviation(rows: Iterable[Sequence[float]]) -> float:
     return math.sqrt(squares / freedom) if freedom else 0.0
 
 
-def bucket_names(entries: list[Competitor]) -> list[str]:
-    """The buckets that any of them has, by position."""
-    names = {name for e in entries for run in e.runs for name in run["quality"]["valid"]["buckets"]}
-    return sorted(names, key=lambda name: int(name.partition("-")[0]))
-
-
 def _check_same_recipe(runs: list[Run]) -> None:
     """All runs have the first one's recipe and texts."""
     for run in runs[1:]:

@@ -53,7 +53,6 @@ PAGES: dict[str, Callable[[], dict[str, str]]] = {
         )
         for name, table in tables().items()
     },
-    "docs/contribute/rates.md": speed.all_rates,
     "docs/contribute/training.md": training.tables,
 }
 

@@ -20,7 +20,7 @@ Run = dict[str, Any]
 #: Rows of the parts that stand in the table of the maps as well.
 FROM_PARTS = (BASELINE, "elu", "retnet")
 #: What is shown of a run: text and way of reading.
-READINGS = (("valid", "windows"), ("valid", "long"), ("out_of_domain", "windows"))
+READINGS = (("valid", "windows"), ("valid", "long"))
 NOTHING, MISSING = "No run has finished yet.", "-"
 
 
@@ -54,28 +54,24 @@ def parts_table(runs: list[Run], deviations: list[float] | None = None) -> str:
     """Bits per byte over the seeds, the fewest first. ``deviations`` are those of `READINGS`."""
     groups = _by_mechanism(runs)
     found = {name: [_bits(run) for run in group] for name, group in groups.items()}
-    baseline = found.get(BASELINE)
     rows = []
     for name in sorted(found, key=lambda name: statistics.fmean(found[name])):
         run = groups[name][0]
-        gap = statistics.fmean(found[name]) - statistics.fmean(baseline) if baseline else None
-        bits, *more = (
+        bits = [
             interval([_bits(each, *which) for each in groups[name]], 4, deviation)
             for which, deviation in zip(READINGS, deviations or [0.0] * len(READINGS), strict=True)
-        )
+        ]
         rows.append(
             [
                 f"`{name}`",
                 str(len(found[name])),
-                bits,
-                MISSING if gap is None or name == BASELINE else f"{gap:+.4f}",
-                *more,
+                *bits,
                 f"{run['num_parameters']:,}",
                 f"{run['state_bytes']:,}" if "state_bytes" in run else "grows",
             ]
         )
-    head = ["mechanism", "seeds", "bits per byte", f"against {BASELINE}", "long past"]
-    return markdown([*head, "out of domain", "parameters", "bytes per session"], rows)
+    head = ["mechanism", "seeds", "bits per byte", "long past", "parameters"]
+    return markdown([*head, "bytes per session"], rows)
 
 
 def rates_table(runs: list[Run]) -> str:

@@ -15,7 +15,8 @@ CONVERSIONS = {
 STAGES = ("original", "swapped", "matched", "fine_tuned")
 #: Head widths and deviations, and numbers of features of the table.
 SETTINGS, WIDTHS = ((16, 0.5), (64, 0.5), (64, 1.0)), ("16", "64", "256", "1024")
-LENGTHS = (512, 2048, 8192, 16384)
+#: Of what was read in chunks, the tokens after which the table has the error.
+STOPS = ("1000", "1000000")
 MISSING = "-"
 
 
@@ -29,7 +30,7 @@ def drift_table() -> str:
         if "1000000" in growth["chunks"]
     ]
     rows.append(_drift_row("rwkv7", rwkv7["growth"]["rwkv7"], {}))
-    head = ["mechanism", "chunks, 1e3", "1e4", "1e5", "1e6", "steps, 1e4", "move after 1e8"]
+    head = ["mechanism", "chunks, 1e3", "1e6", "steps, 1e4", "move after 1e8"]
     return markdown([*head, "the same, float32"], rows)
 
 
@@ -44,16 +45,15 @@ def drift_tables() -> dict[str, str]:
 
 
 def _drift_row(name: str, growth: dict[str, Any], move: dict[str, float]) -> list[str]:
-    errors = [*growth["chunks"].values(), growth["steps"]["10000"]]
+    errors = [*(growth["chunks"][stop] for stop in STOPS), growth["steps"]["10000"]]
     moves = [move.get(name) for name in ("steps", "float32")]
     return [f"`{name}`", *map(_scientific, errors), *map(_scientific, moves)]
 
 
 def kernel_tables() -> dict[str, str]:
-    """Of docs/contribute/measurements.md: errors of features and streams, time by length."""
+    """Of docs/contribute/measurements.md: errors of features and of streams."""
     return {
         "kernel error": kernel_error_table(),
-        "length": length_table(),
         "drift": drift_table(),
     }
 
@@ -69,21 +69,6 @@ def kernel_error_table() -> str:
             medians = [f"{errors[width]['output']['median']:.2g}" for width in WIDTHS]
             rows.append([str(dim), f"{scale:g}", kind, *medians, without])
     return markdown(["K", "deviation", "features", *(f"m = {w}" for w in WIDTHS), "without"], rows)
-
-
-def length_table() -> str:
-    """Milliseconds, and the length from which a mechanism is faster than softmax."""
-    result = _read("length")
-    head, rows = ["mechanism"], {}
-    for form, curves in result["curves"].items():
-        head += [f"{form}, {length:,}" for length in LENGTHS] + [f"{form}, crosses at"]
-        for name, curve in curves.items():
-            time = {point["tokens"]: point["ms"] for point in curve}
-            crossing = result["below_softmax_from"][form].get(name, {}).get("time")
-            cells = [f"{time[length]:,.0f}" for length in LENGTHS]
-            cells.append(f"{crossing:,.0f}" if crossing else MISSING)
-            rows.setdefault(name, [f"`{name}`"]).extend(cells)
-    return markdown(head, rows.values())
 
 
 def conversion_tables() -> dict[str, str]:

@@ -6,8 +6,6 @@ import statistics
 from typing import Any
 
 from benchmarks.mechanisms.gather import (
-    Competitor,
-    bucket_names,
     competitors,
     of_question,
     seed_deviation,
@@ -36,10 +34,8 @@ def tables() -> dict[str, str]:
 
 def tables_of(runs: list[Run]) -> dict[str, str]:
     """By name."""
-    entries = competitors(runs)
     return {
         **ablation.tables_of(runs),
-        "positions": bucket_table(entries),
         "speed": speed_table([run for run in runs if run["kind"] == "speed"]),
     }
 
@@ -73,13 +69,6 @@ def summary_table(runs: list[Run]) -> str:
     return markdown([*head, "decoding"], rows)
 
 
-def bucket_table(entries: list[Competitor]) -> str:
-    """Bits per byte by position: does a longer past help?"""
-    names = bucket_names(entries)
-    rows = [[f"`{entry.name}`", *(_bucket(entry, name) for name in names)] for entry in entries]
-    return markdown(["tokens before", *names], rows)
-
-
 def speed_table(runs: list[Run]) -> str:
     """Tokens/s, the fastest in decoding first; a cache is timed at two lengths."""
     timed = [(run["mechanism"], run["tokens_per_s"]) for run in runs]
@@ -88,17 +77,6 @@ def speed_table(runs: list[Run]) -> str:
         for name, rate in sorted(timed, key=lambda each: -_rates(each[1], 16)[0][1])
     ]
     return markdown(["mechanism", "training", "decoding, 1 session", "16 sessions"], rows)
-
-
-def _bucket(entry: Competitor, name: str) -> str:
-    found = [run["quality"]["valid"]["buckets"].get(name) for run in entry.runs]
-    if None in found:
-        return MISSING
-    mean = statistics.fmean(bucket["bits_per_byte"] for bucket in found)
-    if "same_in_windows" not in found[0]:
-        return f"{mean:.4f}"
-    change = mean - statistics.fmean(bucket["same_in_windows"] for bucket in found)
-    return f"{mean:.4f} ({change:+.4f})"
 
 
 def _rates(rates: dict[str, float], sessions: int) -> list[tuple[str, float]]:

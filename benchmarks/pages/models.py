@@ -25,6 +25,8 @@ EDITS = {
     "restored_continued": "one more token, by another process",
     "restored_edited": "the last 16 replaced, by another process",
 }
+#: Of the files of a size, those whose loading is shown.
+LOADED = (".pth", "Q8_0.gguf")
 #: One result for each family.
 CHOICES = ("checkpoints", "checkpoints_mamba2", "checkpoints_qwen35", "checkpoints_lfm2")
 OURS, PEERS = "everstream", ("llama.cpp", "rwkv")
@@ -46,16 +48,10 @@ def table(rows: Sequence[Figures]) -> str:
     body = []
     for row in rows:
         ours = row["contenders"][OURS]
-        number = row["streams"]
-        work = f"{number} stream{'s' if number > 1 else ''}"
-        if row["mode"] == "prefill":
-            work = "prompt of 512"
-        elif row.get("context"):
-            work += f" after {row['context']:,} tokens"
         cells = [
             WEIGHTS.get(row["dtype"], row["dtype"]),
             str(row["threads"]),
-            work,
+            _work(row),
             f"{ours['tokens_per_s']:,.1f}",
         ]
         cells.append(f"{ours['fraction']:.0%} ({ours['bound']})")
@@ -68,6 +64,46 @@ def table(rows: Sequence[Figures]) -> str:
     for name in peers:
         head += [name, "ratio"]
     return markdown(head, body)
+
+
+def full_table(rows: Sequence[Figures]) -> str:
+    """Ours by size, weights and threads, a column for each kind of work.
+
+    In parentheses ours by each peer, and the share of what the machine allows.
+    """
+    works = list(dict.fromkeys(_work(row) for row in sorted(rows, key=_order)))
+    sizes = [row["size"] for row in rows]
+    found: dict[tuple[str, ...], dict[str, Figures]] = {}
+    for row in rows:
+        key = row["size"], WEIGHTS.get(row["dtype"], row["dtype"]), str(row["threads"])
+        found.setdefault(key, {})[_work(row)] = row
+    body = [
+        [*key, *(_full_cell(of_model.get(work)) for work in works)]
+        for key, of_model in sorted(found.items(), key=lambda item: sizes.index(item[0][0]))
+    ]
+    return markdown(["model", "weights", "threads", *works], body)
+
+
+def _work(row: Figures) -> str:
+    if row["mode"] == "prefill":
+        return "prompt of 512"
+    number = row["streams"]
+    past = f" after {row['context']:,} tokens" if row.get("context") else ""
+    return f"{number} stream{'s' if number > 1 else ''}{past}"
+
+
+def _order(row: Figures) -> tuple[bool, int, int]:
+    """Decoding first, then by the past."""
+    return row["mode"] == "prefill", row.get("context", 0), row["streams"]
+
+
+def _full_cell(row: Figures | None) -> str:
+    if row is None:
+        return ""
+    ours, ratios = row["contenders"][OURS], row["ratios"]
+    factors = [f"{ratios[PEERS[0]]:.2f}x"]
+    factors += [f"{ratios[name]:.2f}x {name}" for name in PEERS[1:] if name in ratios]
+    return f"{ours['tokens_per_s']:,.1f} ({', '.join(factors)}, {ours['fraction']:.0%})"
 
 
 def summary_table(rows: Sequence[Figures]) -> str:
@@ -122,7 +158,7 @@ def loading_table(sizes: Sequence[Figures]) -> str:
     """How long a server takes to start, and its memory."""
     body = []
     for row in sizes:
-        for found in row["loading"]:
+        for found in (each for each in row["loading"] if each["file"].endswith(LOADED)):
             cells = [found["file"], f"{found['file_bytes'] / 1e6:,.0f} MB", found["dtype"]]
             cells += [f"{found['ready_s']:.1f} s", f"{found['steady_bytes'] / 1e6:,.0f} MB"]
             body.append([*cells, f"{found['peak_by_steady']:.2f}"])
@@ -192,7 +228,7 @@ def conditions(result: Figures) -> str:
 def edited_table() -> str:
     """Seconds to a token after a long text was continued, or its end edited, on both servers."""
     body = []
-    for row in read_result(EDITED)["lengths"]:
+    for row in read_result(EDITED)["lengths"][-1:]:
         sides = [row[name] for name in ("everstream", "in parts", "llama.cpp")]
         for name, what in {"read": "all of it", **EDITS}.items():
             times = [f"{side[f'{name}_s']:.2f} s" for side in sides]
@@ -211,23 +247,27 @@ def edited_table() -> str:
 
 def family_size_table() -> str:
     """What models of the published shapes take in a server."""
+    models = [model for result in FAMILY_SIZES for model in read_result(result)["models"]]
     body = []
-    for model in (model for result in FAMILY_SIZES for model in read_result(result)["models"]):
-        name, loading = f"{model['model']}, {model['layers']} layers", model["loading"]
-        body.append([name, "ready after", f"{loading['ready_s']:.1f} s"])
-        memory = f"{loading['steady_bytes'] / 1e6:,.0f} MB, {loading['peak_by_steady']:.2f}"
-        body.append([name, "memory while serving; peak by that", memory])
-        for row in model["sessions"]:
-            text = f"{row['state_bytes'] / 1e6:,.1f} MB; {row['fork_and_token_ms']:.0f} ms;"
-            text += f" {row['first_token_after_restart_ms']:.0f} ms"
-            what = f"session of {row['tokens']:,} tokens: state; fork and token; after a restart"
-            body.append([name, what, text])
-        streams, asleep = model["streams"], model["sleeping"]
-        speed = f"{streams['tokens_per_s']:,.0f} tokens/s"
-        body.append([name, f"{streams['streams']} streams, all together", speed])
-        what = f"restart with {asleep['sessions']} stored sessions: ready; first token of one"
-        body.append([name, what, f"{asleep['ready_s']:.1f} s; {asleep['wake_ms']:.0f} ms"])
-    return markdown(["model", "", "measured"], body)
+    for model in models:
+        loading, asleep = model["loading"], model["sleeping"]
+        sessions = (
+            f"{row['state_bytes'] / 1e6:,.1f} MB, {row['fork_and_token_ms']:.0f} ms,"
+            f" {row['first_token_after_restart_ms']:.0f} ms"
+            for row in model["sessions"]
+        )
+        body.append(
+            [
+                f"{model['model']}, {model['layers']} layers",
+                f"{loading['ready_s']:.1f} s, {loading['steady_bytes'] / 1e6:,.0f} MB",
+                *sessions,
+                f"{model['streams']['tokens_per_s']:,.0f}",
+                f"{asleep['ready_s']:.1f} s, {asleep['wake_ms']:.0f} ms",
+            ]
+        )
+    lengths = (f"{row['tokens']:,} tokens" for row in models[0]["sessions"])
+    head = ["model", "ready, memory", *lengths, "tokens/s of 64", "restart, first token"]
+    return markdown(head, body)
 
 
 def family_tables(family: str) -> dict[str, str]:
@@ -235,7 +275,7 @@ def family_tables(family: str) -> dict[str, str]:
     speed = read_result(RESULTS / f"checkpoints_{family}.json")
     return {
         f"{family} conditions": conditions(speed),
-        f"{family} speed": speed_tables(speed["rows"]),
+        f"{family} speed": full_table(speed["rows"]),
     }
 
 
@@ -312,7 +352,7 @@ def full_tables() -> dict[str, str]:
     speed, sizes = read_result(RESULT), read_result(SIZES)["sizes"]
     return {
         "rwkv7 conditions": conditions(speed),
-        "rwkv7 speed": speed_tables(speed["rows"]),
+        "rwkv7 speed": full_table(speed["rows"]),
         "loading": loading_table(sizes),
         "many": many_table(sizes),
         "restore": restore_table(read_result(RESTORE)["lengths"]),

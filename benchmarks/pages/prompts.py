@@ -5,16 +5,6 @@ from __future__ import annotations
 from benchmarks.report import Figures, markdown
 
 
-def prompts_table(result: Figures) -> str:
-    """Milliseconds to the first token, and how many times quicker than a new prompt."""
-    body = [
-        [row["name"], _cell(row["value"], row["unit"]), _cell(row["p99"], row["unit"])]
-        for part in ("prefix", "text")
-        for row in result["parts"][part]
-    ]
-    return markdown(["prompt", "first token, median", "p99"], body)
-
-
 def prompts_summary(result: Figures) -> str:
     """Medians of the same: a row for each length, and one for text over HTTP."""
     found = {
@@ -25,14 +15,12 @@ def prompts_summary(result: Figures) -> str:
         length, _, kind = name.partition(", ")
         if kind == "cold":
             ways = (f"{length}, {way}" for way in ("cold", "again", "by a handle"))
-            body.append([length, *(_cell(found[way], "ms") for way in ways)])
+            body.append([length, *(_cell(found[way]) for way in ways)])
         elif kind == "new":
             ways = (f"{length}, {way}" for way in ("new", "again, HTTP"))
-            body.append([f"{length}, HTTP", *(_cell(found[way], "ms") for way in ways), ""])
+            body.append([f"{length}, HTTP", *(_cell(found[way]) for way in ways), ""])
     return markdown(["prompt", "new", "again", "by its handle"], body)
 
 
-def _cell(value: float | None, unit: str) -> str:
-    if value is None:
-        return ""
-    return f"{value:,.0f} times" if unit == "x" else f"{value:,.1f} ms"
+def _cell(value: float) -> str:
+    return f"{value:,.1f} ms"

@@ -61,7 +61,6 @@ def full_tables() -> dict[str, str]:
         "cost": full_cost(parts["cost"], parts["commits"]),
         "parts of a take-over": parts_of_a_takeover(parts["takeover"]["kill"]),
         "replicas": replicas(parts["replicas"]),
-        "inputs": inputs_table(measured),
         "estimate": estimate_table(measured),
     }
 
@@ -183,16 +182,6 @@ def inputs_of(parts: Figures) -> Figures:
         "idle_transactions_per_s": idle["transactions_per_s_per_replica"],
         "idle_database_cpu": idle["database_cpu_per_replica"],
     }
-
-
-def inputs_table(measured: Figures) -> str:
-    """What was measured for the estimate, and what it assumes."""
-    rows = [
-        [name.replace("_", " "), f"{value:,}", word]
-        for values, word in ((measured, "measured"), (ASSUMED, "assumed"))
-        for name, value in values.items()
-    ]
-    return _table(("of one replica, and of the database", "", ""), rows)
 
 
 def estimate_table(measured: Figures) -> str:

@@ -10,14 +10,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.decode.peers import NATIVE_PEERS, OURS, TITLES
-from benchmarks.decode.report import MISSING, SHORT, points_of, rate_tables, where
-from benchmarks.pages.prompts import prompts_summary, prompts_table
+from benchmarks.decode.report import MISSING, SHORT, points_of, where
+from benchmarks.pages.prompts import prompts_summary
 from benchmarks.process import ROOT
 from benchmarks.report import RESULTS, Figures, markdown, read_result
 
 PLOT = ROOT / "docs/images/speed.png"
 #: "PyTorch, eager" and "PyTorch, compiled" run our own model and are not peers.
 PEERS = (*NATIVE_PEERS, "generate")
+
+#: Of the table of rooflines.
+ROOFLINE_STREAMS = (1, 64)
 
 SERVER = "everstream"
 SERVERS = {
@@ -89,22 +92,20 @@ def context_table(rows: Sequence[Figures], threads: int, sizes: Sequence[str]) -
 
 
 def roofline_table(rows: Sequence[Figures]) -> str:
-    """What a step of `gated` must move and compute, how long that takes here, and what it took."""
-    body = []
+    """What a step of `gated` took, by what it must take: the longer part of it, and their sum."""
+    found: dict[tuple[str, ...], list[str]] = {}
     for row in where(rows, mode="decode", context=0):
-        if row["streams"] not in (1, 64):
+        if row["streams"] not in ROOFLINE_STREAMS:
             continue
         figures = row["contenders"][OURS[0]]
         step = Step.of(figures)
-        where_ = [row["size"], str(row["threads"]), SHORT[row["dtype"]], str(row["streams"])]
-        moved = f"{figures['step_bytes'] / 1e6:,.1f} at {figures['bytes_per_s'] / 1e9:.1f}"
-        done = f"{figures['step_operations'] / 1e9:,.2f} at {figures['operations_per_s'] / 1e9:.0f}"
-        times = [f"{ms:,.2f}" for ms in (step.moving_ms, step.computing_ms, step.taken_ms)]
-        fractions = [f"{figures['fraction']:.0%}, {figures['bound']}", f"{step.of_sum:.0%}"]
-        body.append([*where_, moved, done, *times, *fractions])
-    head = ["size", "threads", "weights", "streams", "MB at GB/s", "GFLOP at GFLOP/s"]
-    head += ["memory, ms", "compute, ms", "measured, ms", "of the roofline", "of the sum"]
-    return markdown(head, body)
+        key = row["size"], str(row["threads"]), SHORT[row["dtype"]]
+        cells = [f"{step.taken_ms:,.2f}", f"{figures['fraction']:.0%}, {figures['bound']}"]
+        found.setdefault(key, []).extend([*cells, f"{step.of_sum:.0%}"])
+    head = ["size", "threads", "weights"]
+    for streams in ROOFLINE_STREAMS:
+        head += [f"streams: {streams}, ms", "of the roofline", "of the sum"]
+    return markdown(head, ([*key, *cells] for key, cells in found.items()))
 
 
 @dataclass(frozen=True)
@@ -252,22 +253,12 @@ def full_tables() -> dict[str, str]:
     """Those of docs/contribute/measurements.md."""
     rows = read("decode")["rows"]
     return {
-        "decoding": best_table(rows, "decode", 1),
-        "prefill": best_table(rows, "prefill", 1),
-        "contexts": context_table(rows, 1, ("S1", "S2")),
-        "contexts on two threads": context_table(rows, 2, ("S1", "S2")),
+        "contexts": context_table(rows, 1, ("S1",)),
         "roofline": roofline_table(rows),
-        "serve": serve_table(read("serve")),
         "server_cost": server_cost_table(read("server_cost")),
         "first_token": first_token_table(read("server_cost")),
-        "prompts": prompts_table(read("sessions_prompts")),
         "flatness": flatness_table(read("flatness_native")),
     }
-
-
-def all_rates() -> dict[str, str]:
-    """The one table of docs/contribute/rates.md."""
-    return {"rates": "\n\n".join(rate_tables(read("decode")["rows"]))}
 
 
 def plot() -> None:

@@ -16,7 +16,7 @@ from benchmarks.decode.peers import Measured, Opened, Point
 from benchmarks.decode.report import Row, Turns, figures_of
 from benchmarks.decode.roofline import ITEM_BYTES, Cost, runtime_dtype
 from benchmarks.machine import machine
-from benchmarks.pages.models import summary_table, table
+from benchmarks.pages.models import full_table, summary_table, table
 from benchmarks.report import Figures, write_result
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.state import StateLayout
@@ -74,6 +74,7 @@ def test_report_divides_by_each_peer_and_names_who_did_not_take_part() -> None:
     assert row["contenders"]["everstream"]["fraction"] == 0.5
     assert row["skipped"] == {"rwkv": "none"}
     assert "| bfloat16 | 1 | 1 stream | 20.0 | 50% (bandwidth) | 10.0 | 2.00 |" in table([row])
+    assert full_table([row]).endswith("| 0.1B | bfloat16 | 1 | 20.0 (2.00x, 50%) |")
 
 
 @pytest.mark.parametrize(("kind", "name"), [("q4_0", "Q4_0"), ("q4_k_m", "Q4_K_M")])
