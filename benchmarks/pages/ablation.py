@@ -66,12 +66,11 @@ def parts_table(runs: list[Run], deviations: list[float] | None = None) -> str:
                 f"`{name}`",
                 str(len(found[name])),
                 *bits,
-                f"{run['num_parameters']:,}",
                 f"{run['state_bytes']:,}" if "state_bytes" in run else "grows",
             ]
         )
-    head = ["mechanism", "seeds", "bits per byte", "long past", "parameters"]
-    return markdown([*head, "bytes per session"], rows)
+    head = ["mechanism", "seeds", "bits per byte", "long past", "bytes per session"]
+    return markdown(head, rows)
 
 
 def rates_table(runs: list[Run]) -> str:

@@ -29,15 +29,7 @@ def summary() -> dict[str, str]:
 
 def tables() -> dict[str, str]:
     """Those of docs/contribute/comparison-tables.md."""
-    return tables_of(read_result(RESULT)["runs"])
-
-
-def tables_of(runs: list[Run]) -> dict[str, str]:
-    """By name."""
-    return {
-        **ablation.tables_of(runs),
-        "speed": speed_table([run for run in runs if run["kind"] == "speed"]),
-    }
+    return ablation.tables_of(read_result(RESULT)["runs"])
 
 
 def summary_table(runs: list[Run]) -> str:
@@ -67,16 +59,6 @@ def summary_table(runs: list[Run]) -> str:
         )
     head = ["mechanism", "bits per byte", f"against {BASELINE}", "bytes per session", "recall"]
     return markdown([*head, "decoding"], rows)
-
-
-def speed_table(runs: list[Run]) -> str:
-    """Tokens/s, the fastest in decoding first; a cache is timed at two lengths."""
-    timed = [(run["mechanism"], run["tokens_per_s"]) for run in runs]
-    rows = [
-        [f"`{name}`", f"{rate['training']:,.0f}", _decode(rate, 1), _decode(rate, 16)]
-        for name, rate in sorted(timed, key=lambda each: -_rates(each[1], 16)[0][1])
-    ]
-    return markdown(["mechanism", "training", "decoding, 1 session", "16 sessions"], rows)
 
 
 def _rates(rates: dict[str, float], sessions: int) -> list[tuple[str, float]]:

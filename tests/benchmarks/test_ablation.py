@@ -191,7 +191,7 @@ def test_tables_have_seeds_and_say_what_is_missing() -> None:
     ]
     tables = ablation.tables_of(runs)
     first, second = tables["ablation, parts"].splitlines()[2:]
-    assert first == "| `delta` | 2 | 1.5500 ± 0.1000 | 1.5000 | 1,000 | 64 |"
+    assert first == "| `delta` | 2 | 1.5500 ± 0.1000 | 1.5000 | 64 |"
     assert second.startswith("| `softmax` | 2 | 2.0500 ± 0.1000 | 2.0000 |")
     assert tables["ablation, recall"] == ablation.NOTHING
 
