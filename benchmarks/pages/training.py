@@ -25,7 +25,7 @@ def tables() -> dict[str, str]:
 
 
 def round_trip_table() -> str:
-    """Each model next to Everstream on torch: the programs, and the largest of their differences."""
+    """Each model in all programs, with the largest difference to Everstream on torch."""
     body = []
     for name in ROUND_TRIPS:
         programs = read_result(RESULTS / f"{name}.json")["programs"]
