@@ -49,7 +49,7 @@ PAGES: dict[str, Callable[[], dict[str, str]]] = {
             speed.full_tables,
             models.full_tables,
             scale.full_tables,
-            background.kernel_tables,
+            background.stream_tables,
         )
         for name, table in tables().items()
     },

@@ -13,15 +13,18 @@ CONVERSIONS = {
     "gated": "`gated`",
 }
 STAGES = ("original", "swapped", "matched", "fine_tuned")
-#: Head widths and deviations, and numbers of features of the table.
-SETTINGS, WIDTHS = ((16, 0.5), (64, 0.5), (64, 1.0)), ("16", "64", "256", "1024")
 #: Of what was read in chunks, the tokens after which the table has the error.
 STOPS = ("1000", "1000000")
 MISSING = "-"
 
 
+def stream_tables() -> dict[str, str]:
+    """Of docs/contribute/measurements.md."""
+    return {"drift": drift_table()}
+
+
 def drift_table() -> str:
-    """Of measurements.md: errors by the length of the stream."""
+    """Errors by the length of the stream."""
     result = _read("drift")
     rwkv7 = _read("drift_rwkv7")
     rows = [
@@ -48,27 +51,6 @@ def _drift_row(name: str, growth: dict[str, Any], move: dict[str, float]) -> lis
     errors = [*(growth["chunks"][stop] for stop in STOPS), growth["steps"]["10000"]]
     moves = [move.get(name) for name in ("steps", "float32")]
     return [f"`{name}`", *map(_scientific, errors), *map(_scientific, moves)]
-
-
-def kernel_tables() -> dict[str, str]:
-    """Of docs/contribute/measurements.md: errors of features and of streams."""
-    return {
-        "kernel error": kernel_error_table(),
-        "drift": drift_table(),
-    }
-
-
-def kernel_error_table() -> str:
-    """Median errors of the attention output."""
-    found = {(one["dim"], one["scale"]): one for one in _read("kernel_error")["settings"]}
-    rows = []
-    for dim, scale in SETTINGS:
-        one = found[dim, scale]
-        without = f"{one['without_features']['output']:.2f}"
-        for kind, errors in one["errors"].items():
-            medians = [f"{errors[width]['output']['median']:.2g}" for width in WIDTHS]
-            rows.append([str(dim), f"{scale:g}", kind, *medians, without])
-    return markdown(["K", "deviation", "features", *(f"m = {w}" for w in WIDTHS), "without"], rows)
 
 
 def conversion_tables() -> dict[str, str]:

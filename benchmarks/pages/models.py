@@ -67,21 +67,23 @@ def table(rows: Sequence[Figures]) -> str:
 
 
 def full_table(rows: Sequence[Figures]) -> str:
-    """Ours by size, weights and threads, a column for each kind of work.
+    """Ours on one thread by size and weights, a column for each kind of work.
 
-    In parentheses ours by each peer, and the share of what the machine allows.
+    In parentheses ours by each peer, and the share of what the machine allows. Pages of families
+    have two threads.
     """
+    rows = [row for row in rows if row["threads"] == 1]
     works = list(dict.fromkeys(_work(row) for row in sorted(rows, key=_order)))
     sizes = [row["size"] for row in rows]
     found: dict[tuple[str, ...], dict[str, Figures]] = {}
     for row in rows:
-        key = row["size"], WEIGHTS.get(row["dtype"], row["dtype"]), str(row["threads"])
+        key = row["size"], row["dtype"]
         found.setdefault(key, {})[_work(row)] = row
     body = [
         [*key, *(_full_cell(of_model.get(work)) for work in works)]
         for key, of_model in sorted(found.items(), key=lambda item: sizes.index(item[0][0]))
     ]
-    return markdown(["model", "weights", "threads", *works], body)
+    return markdown(["model", "weights", *works], body)
 
 
 def _work(row: Figures) -> str:

@@ -76,21 +76,6 @@ def best_table(rows: Sequence[Figures], mode: str, threads: int) -> str:
     return markdown([*head, "ours / best peer"], body)
 
 
-def context_table(rows: Sequence[Figures], threads: int, sizes: Sequence[str]) -> str:
-    """bfloat16 weights by the length of the past, in tokens/s; in brackets, ours by a peer's."""
-    kept, body = where(rows, mode="decode", dtype="bfloat16"), []
-    for size, streams, context in points_of(kept, "size", "streams", "context"):
-        if size in sizes and streams in (1, 64):
-            here = where(kept, size=size, streams=streams, context=context)
-            ours = best(here, OURS[:1], threads)
-            assert ours is not None, (size, streams, context)
-            cells = [_against(ours, best(here, (name,), threads)) for name in PEERS]
-            spread = f"± {ours.figures['spread'] / 2:.0%}"
-            body.append([size, str(streams), f"{context:,}", f"{ours.rate:,.0f} {spread}", *cells])
-    head = ["size", "streams", "context", *(TITLES[name] for name in (OURS[0], *PEERS))]
-    return markdown(head, body)
-
-
 def roofline_table(rows: Sequence[Figures]) -> str:
     """What a step of `gated` took, by what it must take: the longer part of it, and their sum."""
     found: dict[tuple[str, ...], list[str]] = {}
@@ -253,7 +238,6 @@ def full_tables() -> dict[str, str]:
     """Those of docs/contribute/measurements.md."""
     rows = read("decode")["rows"]
     return {
-        "contexts": context_table(rows, 1, ("S1",)),
         "roofline": roofline_table(rows),
         "server_cost": server_cost_table(read("server_cost")),
         "first_token": first_token_table(read("server_cost")),
@@ -298,10 +282,6 @@ def _best_cell(found: Best | None, threads: int) -> str:
         else SHORT[found.row["dtype"]]
     )
     return f"{found.rate:,.0f} ({of}{', 1 thread' if found.row['threads'] < threads else ''})"
-
-
-def _against(ours: Best, peer: Best | None) -> str:
-    return f"{peer.rate:,.0f} ({ours.rate / peer.rate:.1f}x)" if peer else MISSING
 
 
 def _optional(value: float | None) -> str:

@@ -74,7 +74,7 @@ def test_report_divides_by_each_peer_and_names_who_did_not_take_part() -> None:
     assert row["contenders"]["everstream"]["fraction"] == 0.5
     assert row["skipped"] == {"rwkv": "none"}
     assert "| bfloat16 | 1 | 1 stream | 20.0 | 50% (bandwidth) | 10.0 | 2.00 |" in table([row])
-    assert full_table([row]).endswith("| 0.1B | bfloat16 | 1 | 20.0 (2.00x, 50%) |")
+    assert full_table([row]).endswith("| 0.1B | bfloat16 | 20.0 (2.00x, 50%) |")
 
 
 @pytest.mark.parametrize(("kind", "name"), [("q4_0", "Q4_0"), ("q4_k_m", "Q4_K_M")])
