@@ -49,7 +49,6 @@ PAGES: dict[str, Callable[[], dict[str, str]]] = {
             speed.full_tables,
             models.full_tables,
             scale.full_tables,
-            background.stream_tables,
         )
         for name, table in tables().items()
     },

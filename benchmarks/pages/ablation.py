@@ -19,8 +19,6 @@ from benchmarks.report import markdown
 Run = dict[str, Any]
 #: Rows of the parts that stand in the table of the maps as well.
 FROM_PARTS = (BASELINE, "elu", "retnet")
-#: What is shown of a run: text and way of reading.
-READINGS = (("valid", "windows"), ("valid", "long"))
 NOTHING, MISSING = "No run has finished yet.", "-"
 
 
@@ -30,13 +28,11 @@ def tables_of(runs: list[Run]) -> dict[str, str]:
     for run in runs:
         of.setdefault(run["name"].partition("-")[0], []).append(run)
     rows = _by_mechanism(of_question(runs, *COMPARED)).values()
-    deviations = [
-        seed_deviation([[_bits(run, *which) for run in row] for row in rows]) for which in READINGS
-    ]
+    deviation = seed_deviation([[_bits(run) for run in row] for row in rows])
     made: dict[str, Callable[[list[Run]], str]] = {
-        "parts": lambda found: parts_table(found, deviations),
+        "parts": lambda found: parts_table(found, deviation),
         "maps": lambda found: parts_table(
-            [*found, *_named(of.get("parts", []), FROM_PARTS)], deviations
+            [*found, *_named(of.get("parts", []), FROM_PARTS)], deviation
         ),
         "rates": lambda found: rates_table([*found, *of.get("parts", [])]),
         "long": parts_table,
@@ -50,22 +46,19 @@ def tables_of(runs: list[Run]) -> dict[str, str]:
     }
 
 
-def parts_table(runs: list[Run], deviations: list[float] | None = None) -> str:
-    """Bits per byte over the seeds, the fewest first. ``deviations`` are those of `READINGS`."""
+def parts_table(runs: list[Run], deviation: float = 0.0) -> str:
+    """Bits per byte over the seeds, the fewest first, with the ``deviation`` of one seed."""
     groups = _by_mechanism(runs)
     found = {name: [_bits(run) for run in group] for name, group in groups.items()}
     rows = []
     for name in sorted(found, key=lambda name: statistics.fmean(found[name])):
         run = groups[name][0]
-        bits = [
-            interval([_bits(each, *which) for each in groups[name]], 4, deviation)
-            for which, deviation in zip(READINGS, deviations or [0.0] * len(READINGS), strict=True)
-        ]
         rows.append(
             [
                 f"`{name}`",
                 str(len(found[name])),
-                *bits,
+                interval(found[name], 4, deviation),
+                f"{statistics.fmean(_bits(each, 'long') for each in groups[name]):.4f}",
                 f"{run['state_bytes']:,}" if "state_bytes" in run else "grows",
             ]
         )
@@ -128,8 +121,8 @@ def _by_mechanism(runs: list[Run]) -> dict[str, list[Run]]:
     return groups
 
 
-def _bits(run: Run, text: str = "valid", way: str = "windows") -> float:
-    bits: float = run["quality"][text]["bits_per_byte"][way]
+def _bits(run: Run, way: str = "windows") -> float:
+    bits: float = run["quality"]["valid"]["bits_per_byte"][way]
     return bits
 
 

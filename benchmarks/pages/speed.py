@@ -241,7 +241,6 @@ def full_tables() -> dict[str, str]:
         "roofline": roofline_table(rows),
         "server_cost": server_cost_table(read("server_cost")),
         "first_token": first_token_table(read("server_cost")),
-        "flatness": flatness_table(read("flatness_native")),
     }
 
 
