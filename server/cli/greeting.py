@@ -42,8 +42,8 @@ def greet(config: ServerConfig, models: Models, port: int) -> None:
     """Prints what is served, and how to try it."""
     from server.cli.inspect import format_bytes
 
-    for version in models.versions:
-        info, backend = version.service.model, version.service.transfer.identity.backend
+    for served in models.versions:
+        info, backend = served.service.model, served.service.transfer.identity.backend
         where = "on torch" if backend == "torch" else "on the native runtime"
         purpose = f", which {PURPOSES[info.name]}" if info.name in PURPOSES else ""
         typer.echo(

@@ -6,10 +6,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from model.architectures.config import Config
+from model.checkpoint import CheckpointError
 from model.files import open_file
 from model.foreign.tuned_states import read_tuned_state
 from model.state import StateLayout
-from model.weights import CheckpointError
 from server.engine.token_ids import check_tokens
 from server.engine.value import StateBlock
 from server.errors import InvalidRequest

@@ -6,9 +6,9 @@ covers the rest, so that a file with any byte altered is refused.
 
 from __future__ import annotations
 
+import dataclasses
 import hmac
 from collections.abc import Mapping
-from dataclasses import fields
 from hashlib import blake2b
 from typing import Any
 
@@ -22,7 +22,7 @@ from server.store.files import Chunk
 FORMAT = "everstream-state-1"
 _TENSOR = "state"
 #: The names of all labels.
-LABELS = tuple(field.name for field in fields(Identity))
+LABELS = tuple(field.name for field in dataclasses.fields(Identity))
 #: No header of ours is longer, whatever a file says about itself.
 _MAX_HEADER_BYTES = 64 << 20
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 
 from starlette.datastructures import Headers
-from starlette.types import Scope
+from starlette.types import Scope as AsgiScope
 
 from server.api.auth.keyring import Keyring
 from server.api.auth.scopes import OPEN, RouteTable
@@ -35,7 +35,7 @@ class Authenticator:
         self._table = table
         self._allowed_origins = frozenset(allowed_origins)
 
-    def admit(self, scope: Scope, headers: Headers, held: ExitStack) -> None:
+    def admit(self, scope: AsgiScope, headers: Headers, held: ExitStack) -> None:
         """Puts ``caller`` and its ``owner`` into the scope's state, or raises.
 
         `ForeignOrigin`, `InvalidApiKey`, `ScopeMissing`, or `RateLimited` by its tenant's limits.
@@ -58,7 +58,7 @@ class Authenticator:
                 raise RouteNotFound.at(scope["path"])
             held.enter_context(caller.tenant.connection())
 
-    def _check_origin(self, scope: Scope, headers: Headers) -> None:
+    def _check_origin(self, scope: AsgiScope, headers: Headers) -> None:
         """A page of another origin must not use this server with its visitor's network."""
         if scope["type"] == "http" and scope["method"] in SAFE_METHODS:
             return

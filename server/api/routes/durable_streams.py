@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Header, Query, Request
 from pydantic.json_schema import SkipJsonSchema
+from starlette.responses import Response
 
 from server.api.durable_streams.answers import (
     NO_STORE,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Request
+from starlette.responses import Response
 
 from server.api.routes.lookup import models_of
 from server.api.schemas import responses as answers

@@ -25,7 +25,8 @@ from server.api.openai.logprobs import (
 from server.api.openai.writer import WrittenChoice
 from server.api.schemas.requests import StreamOptions
 from server.api.schemas.responses import PromptUsage
-from server.engine.types import Finished, Request, Scored, TokenEvent
+from server.engine.types import Finished, Scored, TokenEvent
+from server.engine.types import Request as EngineRequest
 
 
 class LegacyLogprobsAnswer(TypedDict):
@@ -135,7 +136,7 @@ class TextChoice(WrittenChoice):
     The request's first choice also has what is known of its prompt.
     """
 
-    def __init__(self, index: int, request: Request, echo: str, shown: Shown) -> None:
+    def __init__(self, index: int, request: EngineRequest, echo: str, shown: Shown) -> None:
         self.index, self.request, self.echo = index, request, echo
         #: Where its prompt begins, until a token was drawn after it.
         self.begin: int | None = None

@@ -20,7 +20,8 @@ from server.api.openai.completions.parts import (
 from server.api.openai.logprobs import ScoredPrompt
 from server.api.openai.writer import AnswerWriter, written_list
 from server.engine.token_ids import TokenArray
-from server.engine.types import Event, Finished, Request, Scored, Started, TokenEvent, Usage
+from server.engine.types import Event, Finished, Scored, Started, TokenEvent, Usage
+from server.engine.types import Request as EngineRequest
 from server.errors import RequestError
 
 TEXT = Shown()
@@ -35,7 +36,7 @@ class CompletionWriter(AnswerWriter[TextChoice]):
 
     def __init__(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[EngineRequest],
         model: str,
         created_s: int,
         epoch_name: EpochName = "-{}".format,
