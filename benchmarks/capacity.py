@@ -34,7 +34,7 @@ from model.state import StateLayout, kv_cache_bytes_per_token
 from server.cli.inspect import format_bytes
 from server.engine.types import SamplingParams, TokenEvent
 from server.models.backend import Backend, open_backend
-from server.models.factory import load_model
+from server.models.build import load_model
 
 Item = TypeVar("Item")
 

@@ -27,7 +27,7 @@ from model.weights import num_parameters
 from server.cli.inspect import format_bytes
 from server.engine.types import SamplingParams, TokenEvent
 from server.models.backend import Backend, open_backend
-from server.models.factory import load_model
+from server.models.build import load_model
 
 APPEND_TOKENS = 1024
 WARM_UP_TOKENS = 4096

@@ -10,7 +10,7 @@ confused. A setting is as good as its texts are near to what people wrote: ``dis
 mean over these figures of |setting - held-out| / their standard deviation among held-out texts.
 
 Writes `RESULT`, and prints a table with the nearest setting first.
-`server.engine.sampling_defaults` refers to it.
+`server.engine.sampling` refers to it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from model.bundled_models import DEFAULT_NAME
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.evaluation import documents
 from model.native.runtime import Runtime
-from server.engine.config import EngineConfig
-from server.engine.sampling_defaults import DEFAULTS
+from server.engine.limits import EngineConfig
+from server.engine.sampling import DEFAULTS
 from server.engine.types import Finished, Request, SamplingParams, TokenEvent
 from server.models.backend import Backend, open_backend
 

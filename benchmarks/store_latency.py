@@ -21,11 +21,11 @@ from typing import TypeVar
 import numpy as np
 
 from benchmarks.report import Figures, Result, command_line
+from server.engine.session import Accepted, Opened, Record, Saved, SessionValue, StateBlock
 from server.engine.types import Finished, Request, SamplingParams, TokenEvent, Usage
-from server.engine.value import Accepted, Opened, Record, Saved, SessionValue, StateBlock
 from server.store.base import Identity
-from server.store.object_storage.objects import TableObjects
 from server.store.postgres.link import SharedPlace
+from server.store.postgres.objects import TableObjects
 from server.store.postgres.store import PostgresStore
 from tests.postgres import Postgres
 from tests.reliability.proxy import proxied

@@ -31,11 +31,11 @@ from types import CodeType, FrameType
 from typing import Any
 
 from server.api.app import create_app
-from server.cluster.cluster import Cluster
+from server.cluster.shared import Cluster
 from server.config.settings import ServerConfig
-from server.config.sources import ModelSource
+from server.config.values import ModelSource
 from server.http.server import Server, bind
-from server.models.factory import build_models
+from server.models.build import build_models
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = tuple(f"{ROOT / folder}/" for folder in ("server", "model"))

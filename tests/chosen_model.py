@@ -14,10 +14,8 @@ from model.bundled_models import DEFAULT_MODEL
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.native.runtime import Runtime
 from model.state import StateLayout
-from server.engine.cpu_state_pool import CpuStatePool
 from server.engine.engine import Engine
-from server.engine.native_runner import NativeRunner
-from server.engine.runner import Runner
+from server.engine.runner import CpuStatePool, NativeRunner, Runner
 from server.engine.torch_runner import TorchRunner
 from tests.tiny import engine_of, write_model
 

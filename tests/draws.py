@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from server.engine.sampler import uniform
+from server.engine.torch_runner import uniform
 
 #: Of probabilities; those of the native runtime and of torch are float32.
 ROUNDING = 3e-7

@@ -13,8 +13,7 @@ import time
 
 from server.api.app import create_app
 from server.config.settings import ServerConfig
-from server.http.descriptors import with_fitting_connections
-from server.http.server import bind, serve
+from server.http.server import bind, serve, with_fitting_connections
 from server.observability.logs import configure
 from server.observability.metrics import Metrics
 from server.runtime.async_engine import AsyncEngine

@@ -20,13 +20,21 @@ import numpy.typing as npt
 from model.config import ModelConfig
 from model.state import StateLayout
 from model.tokenizer import Tokenizer
-from server.engine.cpu_state_pool import CpuStatePool
 from server.engine.engine import Engine, EngineConfig
-from server.engine.runner import NOT_FINITE, NOTHING, Feed, Mask, RowOutput, Runner, TokenScore
+from server.engine.runner import (
+    NOT_FINITE,
+    NOTHING,
+    CpuStatePool,
+    Feed,
+    Mask,
+    RowOutput,
+    Runner,
+    TokenScore,
+)
 from server.engine.sampling import has_penalty
+from server.engine.session import SessionValue
 from server.engine.types import Event, Request, SamplingParams
-from server.engine.value import SessionValue
-from server.models.info import ModelInfo, StateTensorInfo
+from server.models.service import ModelInfo, StateTensorInfo
 
 EOS = 256
 STORY = (

@@ -76,13 +76,13 @@ RULES = (
     ),
     Rule(inside=("server.engine", "server.errors"), never=("server.config",)),
     Rule(inside=("server.errors",), never=("server",)),
-    Rule(inside=("server.engine.scheduler", "server.engine.lifecycle"), never=("torch",)),
+    Rule(inside=("server.engine.scheduler", "server.engine.request"), never=("torch",)),
     Rule(
         inside=("server.api",),
         never=("server.engine",),
         but=(
-            *("server.engine.types", "server.engine.sampling_defaults", "server.engine.prefix"),
-            "server.engine.token_ids",
+            *("server.engine.types", "server.engine.sampling", "server.engine.prefixes"),
+            "server.engine.text",
         ),
     ),
     Rule(inside=("server.config",), never=("server",), but=("server.config",)),
@@ -104,10 +104,10 @@ ON_THE_NATIVE_WAY = (
     "model.export.cli",
     *("model.foreign.rwkv7_gguf", "model.foreign.arwkv7", "model.foreign.arwkv7_gguf"),
     *("model.foreign.mamba", "model.foreign.mamba_gguf"),
-    *("server.engine.engine", "server.engine.scheduler", "server.engine.state_pool"),
+    *("server.engine.engine", "server.engine.scheduler", "server.engine.runner"),
     *(
-        "server.engine.sessions",
-        "server.engine.native_runner",
+        "server.engine.tables",
+        "server.engine.runner",
         "server.models.backend",
         "server.cli.main",
         "server.cli.serve",
@@ -119,7 +119,7 @@ ON_THE_NATIVE_WAY = (
         "server.http.server",
         "server.runtime.async_engine",
     ),
-    *("server.observability.metrics", "server.api.app", "server.models.info"),
+    *("server.observability.metrics", "server.api.app", "server.models.service"),
 )
 #: What none of them may import: slow, or not in every image.
 NOT_ON_THE_NATIVE_WAY = (
@@ -155,7 +155,7 @@ WRITERS = {
 
 #: The only readers of the environment. The second finds the cache of the hub's library, which has
 #: not been installed yet where it runs first.
-ENVIRONMENT_READERS = ("server.config.environment", "model.hub.base")
+ENVIRONMENT_READERS = ("server.config.settings", "model.hub.base")
 ENVIRONMENT = ("os.environ", "os.environb", "os.getenv", "os.putenv")
 
 
@@ -243,7 +243,7 @@ def test_engine_uses_numpy_torch_and_the_standard_library_alone() -> None:
 
 def test_scheduler_and_lifecycle_reach_no_torch() -> None:
     known = dict(modules())
-    start = {"server.engine.scheduler", "server.engine.lifecycle"} & known.keys()
+    start = {"server.engine.scheduler", "server.engine.request"} & known.keys()
     reached = reachable(start, known)
     assert start
     assert not {target for target in reached if under(target, ("torch",))}, reached
@@ -292,14 +292,14 @@ def test_only_the_config_reads_the_environment() -> None:
         ("model.hub.cache", "from model.checkpoint import Checkpoint"),
         ("model.tokenizer", "from model.hub.names import parse_name"),
         ("clients.bench.load", "from model.tokenizer import Tokenizer"),
-        ("server.api.routes.health", "from clients.bench import load"),
+        ("server.api.routes.server", "from clients.bench import load"),
         ("server.cli.main", "from model.training.cli import train_command"),
         ("server.runtime.async_engine", "from server.cli.main import main"),
         ("server.runtime.async_engine", "from server.api.app import create_app"),
         ("server.api.app", "from server.cluster import ray_serve"),
-        ("server.api.errors", "from server.api.auth.keyring import Caller"),
-        ("server.api.routes.health", "from server.engine.engine import Engine"),
-        ("server.api.routes.health", "from server.engine import engine"),
+        ("server.api.errors", "from server.api.auth import Caller"),
+        ("server.api.routes.server", "from server.engine.engine import Engine"),
+        ("server.api.routes.server", "from server.engine import engine"),
         ("server.engine.engine", "import time"),
         ("server.engine.engine", "from asyncio import Queue"),
         ("server.engine.engine", "from server.runtime import async_engine"),
@@ -307,7 +307,7 @@ def test_only_the_config_reads_the_environment() -> None:
         ("server.engine.scheduler", "from torch import Tensor"),
         ("server.config.settings", "from server.runtime.async_engine import AsyncEngine"),
         ("server.cli.store", "import apsw"),
-        ("server.cluster.cluster", "from psycopg import sql"),
+        ("server.cluster.shared", "from psycopg import sql"),
     ],
 )
 def test_a_broken_rule_is_seen(module: str, source: str) -> None:
@@ -322,7 +322,7 @@ def test_a_broken_rule_is_seen(module: str, source: str) -> None:
         ("model.block", "from model import training_free"),
         ("server.cli.main", "def f():\n    from server.cluster import ray_serve"),
         ("server.runtime.async_engine", "import time\nfrom server.engine.engine import Engine"),
-        ("server.api.routes.health", "from server.engine.types import Request"),
+        ("server.api.routes.server", "from server.engine.types import Request"),
         ("server.engine.engine", "import torch\nfrom server.engine import scheduler"),
     ],
 )

@@ -20,11 +20,9 @@ TESTED = {"uvicorn": ("0.54.0",), "ray": ("2.60.0",)}
 #: The modules of each that are private, by the file that relies on them.
 PRIVATE = {
     "uvicorn": {
-        "server/http/connection.py": ("uvicorn.protocols",),
-        "server/http/http_protocol.py": ("uvicorn.protocols",),
-        "server/http/websocket_protocol.py": ("uvicorn.protocols",),
+        "server/http/protocols.py": ("uvicorn.protocols",),
     },
-    "ray": {"server/cluster/ray/internals.py": ("ray._private", "ray.serve._private")},
+    "ray": {"server/cluster/ray/proxy.py": ("ray._private", "ray.serve._private")},
 }
 
 

@@ -28,13 +28,11 @@ from model.config import ModelConfig
 from model.lm import LanguageModel
 from model.state import StateLayout
 from model.tokenizer import Tokenizer, train_tokenizer
-from server.engine.cpu_state_pool import CpuStatePool
 from server.engine.engine import Engine, EngineConfig
-from server.engine.native_runner import NativeRunner
-from server.engine.runner import Runner
+from server.engine.runner import CpuStatePool, NativeRunner, Runner
+from server.engine.session import StateBlock
 from server.engine.torch_runner import TorchRunner
 from server.engine.types import Event, Finished, Request, SamplingParams, Started, TokenEvent
-from server.engine.value import StateBlock
 from tests.fakes import FakeRuntime
 from tests.weights import weights_of
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from benchmarks.report import Figures
 from benchmarks.serve.load import percentile_ms
+from server.engine.session import Accepted, Opened, Record, SessionValue
 from server.engine.types import Request, SamplingParams, TokenEvent
-from server.engine.value import Accepted, Opened, Record, SessionValue
 from server.store.base import Identity, Store
-from server.store.object_storage.objects import TableObjects
 from server.store.postgres.link import SharedPlace
+from server.store.postgres.objects import TableObjects
 from server.store.postgres.store import PostgresStore
 from server.store.sqlite.store import open_store
 

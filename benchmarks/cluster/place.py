@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 import psycopg
 
 from benchmarks.machine import cpu_seconds, thread_seconds
-from server.store.postgres.migrations import SCHEMA
+from server.store.postgres.database import SCHEMA
 from tests.postgres import Postgres
 
 #: Of the replicas, as `server.store.postgres.database` names them.

@@ -39,7 +39,7 @@ from model.training.report import COLUMNS
 from model.weights import num_parameters
 from model.weights.safetensors import WeightFiles
 from server.cli.generate import generate_text
-from server.engine.sampling_defaults import published, with_defaults
+from server.engine.sampling import published, with_defaults
 from server.models.backend import open_backend
 
 RESULT = RESULTS / "bundled_models.json"

@@ -16,8 +16,8 @@ from model.config import ModelConfig
 from model.state import StateLayout, kv_cache_bytes_per_token
 from model.weights import num_parameters
 from server.cli.inspect import format_bytes
-from server.engine.sampling_defaults import published
-from server.models.info import state_tensors
+from server.engine.sampling import published
+from server.models.service import state_tensors
 
 #: The tokens of the README's comparison of a state with a KV cache.
 COMPARED_TOKENS = 100_000

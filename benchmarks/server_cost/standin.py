@@ -21,16 +21,15 @@ from model.state import StateLayout
 from model.tokenizer import Tokenizer
 from server.api.app import create_app
 from server.config.settings import ServerConfig
-from server.engine.cpu_state_pool import CpuStatePool
 from server.engine.engine import Engine, EngineConfig
-from server.engine.runner import NOTHING, Draw, Feed, RowOutput, TokenScore
+from server.engine.runner import NOTHING, CpuStatePool, Draw, Feed, RowOutput, TokenScore
 from server.engine.types import SamplingParams
 from server.http.server import bind, serve
 from server.models.registry import Models
 from server.models.service import make_service
 from server.observability.metrics import Metrics
 from server.runtime.async_engine import AsyncEngine
-from server.sessions.transfer import Signing
+from server.sessions.sessions import Signing
 from server.store.base import Identity
 from server.store.memory_store import MemoryStore
 from tests.fakes import MODEL

@@ -9,9 +9,9 @@ from pathlib import Path
 from benchmarks.probe import OWNER, Probe
 from benchmarks.sessions.report import Row, times
 from model.checkpoint import Checkpoint
-from server.engine.value import Past, Saved
+from server.engine.session import Past, Saved
 from server.models.backend import Backend, open_backend
-from server.models.factory import load_model
+from server.models.build import load_model
 from server.models.storage import identity_of
 from server.store.sqlite.store import SqliteStore, open_store
 

@@ -32,17 +32,15 @@ from benchmarks.speculation.texts import Text, texts
 from model.bundled_models import DEFAULT_MODEL
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.state import StateLayout
-from server.api.schemas.formats import JsonSchema, JsonSchemaFormat
+from server.api.schemas.requests import JsonSchema, JsonSchemaFormat
 from server.constraints.compiler import FormatCompiler
-from server.engine.cpu_state_pool import CpuStatePool
-from server.engine.drafter import Drafter
+from server.engine.drafts import Drafter, SuffixDrafter
 from server.engine.engine import Engine, EngineConfig
 from server.engine.model_drafter import ModelDrafter
-from server.engine.runner import Draw, Feed, RowOutput, Runner, TokenScore
-from server.engine.suffix_drafter import SuffixDrafter
+from server.engine.runner import CpuStatePool, Draw, Feed, RowOutput, Runner, TokenScore
 from server.engine.types import Finished, Request, SamplingParams, TokenEvent, Usage
 from server.models.backend import Backend, open_backend
-from server.models.speculation import measured_costs, open_drafter
+from server.models.build import measured_costs, open_drafter
 
 RESULT = RESULTS / "speculation.json"
 MANY = 64

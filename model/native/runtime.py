@@ -194,7 +194,7 @@ class Runtime:
     ) -> Draw:
         """How to draw a token, for `run`; parameters as in `server.engine.types.SamplingParams`.
 
-        They apply in the order that `server.engine.sampler` defines. A bias of an id
+        They apply in the order that `server.engine.torch_runner` defines. A bias of an id
         that is not drawn does nothing. Penalties look at the last ``penalty_window`` of the
         recent tokens that `run` is given, or at all of them. Raises `ValueError` for a bias
         that is not finite, or of a negative id, and for more than 20 ``top_logprobs``.

@@ -14,33 +14,32 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
-from server.api.auth.authenticator import Authenticator
-from server.api.auth.keyring import Keyring
-from server.api.auth.scopes import RouteTable
+from server.api import asyncapi, durable_streams
+from server.api.auth import Authenticator, Keyring, RouteTable
+from server.api.connections import DEFAULT_MAX_CONNECTIONS, ConnectionTable
 from server.api.errors import FAILED, MethodNotAllowed, RouteNotFound
-from server.api.middleware.access_log import AccessLog
-from server.api.middleware.connections import DEFAULT_MAX_CONNECTIONS, ConnectionTable
-from server.api.middleware.cors import Cors
-from server.api.middleware.forwarded import Forwarded, TrustedProxies
-from server.api.middleware.gate import Gate
-from server.api.middleware.hosts import HostCheck
-from server.api.middleware.limits import BodyLimit
-from server.api.middleware.replies import error_response, refuse
-from server.api.middleware.tracing import traced
-from server.api.openai import embeddings, score, tokens
+from server.api.gate import Gate, error_response, refuse
+from server.api.middleware import (
+    AccessLog,
+    BodyLimit,
+    Cors,
+    Forwarded,
+    HostCheck,
+    TrustedProxies,
+    traced,
+)
+from server.api.openai import completions, embeddings, score, tokens
 from server.api.openai.chat import routes as chat
-from server.api.openai.completions import routes as completions
 from server.api.openai.responses import routes as responses
 from server.api.openai.responses.socket import ResponsesCodec
-from server.api.routes import admin, admin_states, durable_streams, pages
-from server.api.routes import health as http
+from server.api.routes import admin, server
 from server.api.routes import models as model_routes
+from server.api.routes import server as http
 from server.api.routes import sessions as session_routes
-from server.api.schemas.openapi import openapi
+from server.api.routing import openapi
 from server.api.schemas.parse import MAX_NAME_CHARS
-from server.api.websocket import asyncapi
-from server.api.websocket.socket import SocketEndpoint, Sockets
-from server.api.websocket.stream import StreamCodec
+from server.api.sockets import SocketEndpoint, Sockets
+from server.api.stream import StreamCodec
 from server.config.settings import ServerConfig
 from server.errors import InternalFailure, RequestError, invalid
 from server.models.changes import Builder, ModelChanges
@@ -62,9 +61,9 @@ ROUTERS = (
     durable_streams.router,
     admin.router,
     model_routes.admin_router,
-    admin_states.router,
+    admin.states_router,
     asyncapi.router,
-    pages.router,
+    server.pages_router,
 )
 
 
@@ -109,7 +108,7 @@ def create_app(
         endpoint = SocketEndpoint(models, app.state.sockets, codec)
         app.router.routes.append(WebSocketRoute(path, endpoint))
     app.router.default = _no_route
-    app.mount("/static", pages.PageFiles(directory=pages.STATIC))
+    app.mount("/static", server.PageFiles(directory=server.STATIC))
     _add_error_handlers(app)
     _add_gate(app, config, models)
     app.add_middleware(traced, tracer=tracer)

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from server.chat import sandbox
 from server.errors import InvalidRequest, invalid
-from server.workers.process import ROOT, WorkerEnded, WorkerProcess
-from server.workers.turns import Turns
+from server.workers.process import ROOT, Turns, WorkerEnded, WorkerProcess
 
 TIMEOUT_S = 5.0
 MAX_CHARS = 4 << 20

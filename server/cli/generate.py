@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from model.command_line import LoraAlpha, LoraFiles, lora_of
-from server.cli.failures import clear_errors, fail
 from server.cli.options import (
     BackendName,
     Context,
@@ -20,8 +19,10 @@ from server.cli.options import (
     PastMode,
     Threads,
     TokenizerFile,
+    clear_errors,
+    fail,
 )
-from server.engine.sampling_defaults import DEFAULTS
+from server.engine.sampling import DEFAULTS
 
 if TYPE_CHECKING:
     from server.engine.types import SamplingParams
@@ -66,9 +67,9 @@ def generate(
 ) -> None:
     """Generate text in the terminal, without a server."""
     from model.bounds import Bound, bounded
-    from server.engine.sampling_defaults import with_defaults
+    from server.engine.sampling import with_defaults
     from server.models.backend import open_backend
-    from server.models.factory import load_model
+    from server.models.build import load_model
 
     changes = lora_of(lora, lora_alpha)
     sampling = with_defaults(

@@ -15,8 +15,7 @@ from model.hub.cache import num_bytes
 from model.state import StateLayout, kv_cache_bytes_per_token
 from model.tensor_spec import POSITION_BLOCK
 from model.weights import StoredWeights, num_parameters
-from server.cli.failures import clear_errors
-from server.cli.options import Context, PastMode, TokenizerFile
+from server.cli.options import Context, PastMode, TokenizerFile, clear_errors
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -8,9 +8,7 @@ from typing import Annotated, get_args
 
 import typer
 
-from server.api.auth.keyring import digest_of
-from server.api.auth.keys_file import ANYONE, NAME_PATTERN
-from server.api.auth.scopes import Scope
+from server.api.auth import ANYONE, NAME_PATTERN, Scope, digest_of
 
 PREFIX = "es-"
 NUM_BYTES = 32

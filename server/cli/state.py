@@ -12,7 +12,6 @@ from model.command_line import LoraAlpha, LoraFiles, lora_of
 from model.files import open_file
 from model.foreign.tuned_states import describe_tuned_state
 from model.weights import CheckpointError
-from server.cli.failures import clear_errors, fail
 from server.cli.inspect import format_bytes
 from server.cli.options import (
     BackendName,
@@ -22,20 +21,16 @@ from server.cli.options import (
     PastMode,
     Threads,
     TokenizerFile,
+    clear_errors,
+    fail,
 )
-from server.config.sources import state_file
+from server.config.values import state_file
 from server.engine.engine import EngineConfig
 from server.engine.types import Finished, Request
 from server.errors import InternalFailure, InvalidRequest, RequestError
 from server.models.backend import Backend, open_backend
 from server.store.base import Identity
-from server.store.named_state import (
-    NamedState,
-    about_of,
-    export_state,
-    named_state,
-    read_any_identity,
-)
+from server.store.portable import NamedState, about_of, export_state, named_state, read_any_identity
 
 #: Characters of a prompt that are shown.
 MAX_SHOWN = 200
@@ -66,8 +61,7 @@ def make_command(
     ``everstream serve --state`` loads it, on the same backend and with the same dtype.
     """
     from model.bounds import Bound, bounded
-    from server.models.factory import load_model
-    from server.models.state_files import read_state
+    from server.models.build import load_model, read_state
     from server.models.storage import identity_of
 
     if not out.parent.is_dir():

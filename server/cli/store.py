@@ -1,34 +1,43 @@
-"""``everstream store``: check, salvage, compact and export what a server has stored."""
+"""``everstream store``: check, salvage, compact, export and back up what a server has stored."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import stat
+import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from server.cli.failures import clear_errors, fail
-from server.store.base import Identity, Loaded
-from server.store.errors import StoreError
-from server.store.files import create
+from server.cli.options import clear_errors, fail
+from server.store.base import DiskFiles, Identity, Loaded, StoreError, create
 from server.store.portable import export_session
-from server.store.saving import StoreLimits
-from server.store.sqlite.backup import stores_in
-from server.store.sqlite.check import problems
-from server.store.sqlite.database import FILE_NAME
-from server.store.sqlite.lock import Waiting
-from server.store.sqlite.lock import owner as owner_of_lock
-from server.store.sqlite.reader import newest_identity, num_sessions, owner_and_identity
+from server.store.sqlite.database import DATABASE_FILE, Waiting, signing_key
+from server.store.sqlite.database import owner as owner_of_lock
+from server.store.sqlite.maintenance import (
+    back_up,
+    newest_identity,
+    num_sessions,
+    owner_and_identity,
+    problems,
+    renew_id,
+    stores_in,
+    sync_tree,
+)
 from server.store.sqlite.salvage import salvage
-from server.store.sqlite.signing import signing_key
 from server.store.sqlite.store import SqliteStore, open_store
+from server.store.table_store import StoreLimits
 
 if TYPE_CHECKING:
-    from server.engine.value import SessionValue
+    from server.engine.session import SessionValue
+
+
+# ``everstream store``: check, salvage, compact and export what a server has stored.
+
 
 Store = Annotated[Path, typer.Argument(metavar="PATH", help="Folder of the store.")]
 
@@ -62,8 +71,8 @@ def salvage_command(
 
     Prints what was lost. The damaged store does not change; the server must not run.
     """
-    if not (path / FILE_NAME).is_file():
-        raise fail(f"{path} has no {FILE_NAME}: without it nothing is known of any session")
+    if not (path / DATABASE_FILE).is_file():
+        raise fail(f"{path} has no {DATABASE_FILE}: without it nothing is known of any session")
     if (process := owner_of_lock(path)) is not None:
         raise fail(f"process {process} has the store {path}: stop it first")
     if new.exists():
@@ -76,7 +85,7 @@ def salvage_command(
         num_kept = num_sessions(new)
     except (OSError, StoreError) as error:
         shutil.rmtree(new, ignore_errors=True)
-        raise fail(f"nothing can be read of {path / FILE_NAME}: {reason(error)}") from error
+        raise fail(f"nothing can be read of {path / DATABASE_FILE}: {reason(error)}") from error
     typer.echo(f"{new}: {num_kept} sessions; start the server with --store {new}")
     raise typer.Exit(1 if num_lost else 0)
 
@@ -151,9 +160,9 @@ def _present(loaded: Loaded, model: str | None) -> SessionValue:
             f"(bundled: {', '.join(bundled_models())})"
         )
     from model.checkpoint import load_tokenizer
-    from server.engine.detokenizer import Detokenizer
-    from server.engine.replay import replay
+    from server.engine.kept import replay
     from server.engine.session import Session
+    from server.engine.text import Detokenizer
 
     with clear_errors():
         tokenizer = load_tokenizer(model)
@@ -181,11 +190,97 @@ def _must_exist(path: Path) -> None:
         )
     if path.is_file():
         raise fail(f"{path} is a file: give its folder")
-    if not (path / FILE_NAME).is_file():
+    if not (path / DATABASE_FILE).is_file():
         inside = ", ".join(str(store) for store in stores_in(path))
-        hint = f"name one of the stores in it: {inside}" if inside else f"there is no {FILE_NAME}"
+        hint = (
+            f"name one of the stores in it: {inside}" if inside else f"there is no {DATABASE_FILE}"
+        )
         raise fail(f"{path} has no store: {hint}")
 
 
 def _num_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+# ``everstream store backup`` and ``new-id``: copies of a server's stores, and what they become.
+
+
+def backup_command(
+    path: Store,
+    new: Annotated[
+        Path, typer.Argument(metavar="NEW", help="Folder to create; it must not exist.")
+    ],
+) -> None:
+    """Copy a folder of sessions to a new one; the server may run.
+
+    It has the store of each model as of one moment, and is on the disk when the command ends. It
+    keeps the id of the original: see `store new-id`.
+    """
+    path, new = path.absolute(), new.absolute()
+    stores = _stores(path)
+    if new.exists():
+        raise fail(f"{new} exists: name a folder that does not")
+    if path in new.parents:
+        raise fail(f"{new} is inside of {path}: name a folder elsewhere")
+    try:
+        new.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f"{new.name}.", suffix=".partial", dir=new.parent))
+    except OSError as error:
+        raise fail(f"{new} cannot be made: {error.strerror}") from error
+    try:
+        num_lost = sum(_back_up(store, partial / store.relative_to(path)) for store in stores)
+        sync_tree(partial)
+        num_bytes = sum(file.stat().st_size for file in partial.rglob("*") if file.is_file())
+        partial.rename(new)
+        DiskFiles().sync_dir(new.parent)
+    except (OSError, StoreError) as error:
+        raise fail(f"{path} cannot be copied: {reason(error)}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    typer.echo(f"{new}: {num_bytes} bytes; start a server with --store {new}")
+    if num_lost:
+        typer.echo(f"everstream: {num_lost} states are missing in {path}", err=True)
+        raise typer.Exit(1)
+
+
+def new_id_command(path: Store) -> None:
+    """Make a copied store another one; the server must not run.
+
+    Clients that come with a cursor of the original get `reset` and read their sessions again.
+    """
+    stores = _stores(path)
+    for store in stores:
+        if (process := owner_of_lock(store)) is not None:
+            raise fail(f"process {process} has the store {store}: stop it first")
+    try:
+        for store in stores:
+            typer.echo(f"{store}: {renew_id(store)}")
+    except (OSError, StoreError) as error:
+        raise fail(f"{path} cannot get another id: {reason(error)}") from error
+
+
+def _back_up(store: Path, new: Path) -> int:
+    """How many states of the store were missing."""
+    new.mkdir(mode=0o700, parents=True, exist_ok=True)
+    width = 0
+
+    def note(line: str) -> None:
+        nonlocal width
+        if sys.stderr.isatty():
+            typer.echo(f"\r{line:<{width}}", nl=False, err=True)
+            width = len(line)
+
+    copied = back_up(store, new, note)
+    if width:
+        typer.echo("\r" + " " * width + "\r", nl=False, err=True)
+    typer.echo(f"{store}: {copied.num_sessions} sessions, {copied.num_states} states")
+    for file in copied.lost:
+        typer.echo(f"{store}: the state {file} is missing")
+    return len(copied.lost)
+
+
+def _stores(path: Path) -> list[Path]:
+    stores = stores_in(path)
+    if not stores:
+        raise fail(f"{path} has no store; for PostgreSQL see docs/operate/backup.md")
+    return stores

@@ -1,12 +1,14 @@
-"""The server's configuration: flags over environment over a file over defaults.
-
-It is read here and nowhere else.
-"""
+"""The server's configuration: flags over environment over a file over defaults."""
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
-from collections.abc import Collection, Mapping
+import logging
+import os
+import stat
+import tomllib
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -21,30 +23,204 @@ from pydantic import (
 
 from model.bundled_models import DEFAULT_NAME
 from model.checkpoint_files import Lora
-from server.config.environment import ENVIRONMENT, state_folder, variables_of
-from server.config.errors import ConfigError, explain
-from server.config.file import ConfigFileError, read_config_file
-from server.config.sources import (
-    MODEL_NAME,
-    ModelSource,
-    StateFile,
-    StateSource,
-    bundled_named,
-    model_source,
-    state_file,
-    state_source,
-)
+from model.files import FileError, open_file, read_all
 from server.config.values import (
+    MODEL_NAME,
     ByteCount,
     Hosts,
     Keys,
+    ModelSource,
     Networks,
     Origins,
     Paths,
     Reasoning,
     Replicas,
+    StateFile,
+    StateSource,
+    bundled_named,
+    model_source,
     split,
+    state_file,
+    state_source,
 )
+
+# What is said of a setting that cannot be, and by which names the operator knows it.
+
+
+PREFIX = "EVERSTREAM_"
+
+#: Bounds that few operators change: these have no flag.
+VARIABLE_ONLY = frozenset(
+    {
+        "max_prompt_tokens",
+        "max_tokens_limit",
+        "max_body_bytes",
+        "max_message_bytes",
+        "max_answer_bytes",
+        "max_connections",
+        "max_connections_per_address",
+        "keep_alive_s",
+        "heartbeat_s",
+        "max_socket_requests",
+        "max_queued_events",
+        "store_memory",
+        "max_log_tokens",
+        "max_states",
+        "save_interval_tokens",
+        "store_lease_s",
+        "store_direct",
+        "store_objects",
+        "signing_key",
+        "target_streams",
+        "scale_down_delay_s",
+        "session_tag",
+    }
+)
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be; the message names its flag and its variable."""
+
+
+def flag_of(field: str) -> str:
+    """The command line flag of a field: ``session_ttl_s`` is ``--session-ttl``."""
+    names = {
+        "api_keys": "api_key",
+        "admin_keys": "admin_key",
+        "allowed_origins": "allow_origin",
+        "allowed_hosts": "allow_host",
+        "trusted_proxies": "trusted_proxy",
+    }
+    name = names.get(field, field)
+    return "--" + name.removesuffix("_s").replace("_", "-")
+
+
+def explain(item: Any, file: Mapping[str, str]) -> str:
+    """The line of one of pydantic's errors; ``file`` has the names of what comes from a file."""
+    message = item["msg"].removeprefix("Value error, ")
+    if not item["loc"]:
+        return str(message)
+    field = str(item["loc"][0])
+    variable = PREFIX + field.upper()
+    name = variable if field in VARIABLE_ONLY else f"{flag_of(field)} ({variable})"
+    name = file.get(field, name)
+    return f"{name}: {message[0].lower()}{message[1:]}"
+
+
+# The environment of the process: the only module that reads or writes it.
+
+
+ENVIRONMENT: Mapping[str, str] = os.environ
+
+
+#: Settings that protect the server. An empty variable may be a secret that is missing.
+_PROTECTING = ("api_keys", "admin_keys", "keys_file", "signing_key")
+
+
+def variables_of(names: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """The settings that have a variable, by their names; an empty one leaves the default.
+
+    Raises `ConfigError` for an empty one that would leave the server without protection.
+    """
+    found = {name: _values_of(name, environment) for name in names}
+    for name in _PROTECTING:
+        for variable, value in found.get(name, {}).items():
+            if not value.replace(",", "").strip():
+                raise ConfigError(f"{variable}: is set and empty; unset it to serve without")
+    joined = {name: ",".join(filter(str.strip, values.values())) for name, values in found.items()}
+    return {name: value for name, value in joined.items() if value}
+
+
+def state_folder(environment: Mapping[str, str]) -> str:
+    """Where a user's programs keep their state."""
+    return environment.get("XDG_STATE_HOME") or "~/.local/state"
+
+
+def object_storage_environment(environment: Mapping[str, str] = ENVIRONMENT) -> dict[str, str]:
+    """The usual variables of an S3-compatible object storage, credentials among them."""
+    return {name: value for name, value in environment.items() if name.startswith("AWS_")}
+
+
+def set_environment(variables: Mapping[str, str]) -> None:
+    """For a package that is imported next, and the processes that it starts."""
+    os.environ.update(variables)
+
+
+def _values_of(name: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """What is in the variable of ``name``, and for keys in its singular, which the clients read."""
+    plural = PREFIX + name.upper()
+    variables = (plural, plural[:-1]) if name in ("api_keys", "admin_keys") else (plural,)
+    return {each: environment[each] for each in variables if each in environment}
+
+
+# The file of settings, ``everstream serve --config FILE``: TOML, a key for each setting.
+
+
+#: Of a file of settings.
+MAX_BYTES = 1 << 20
+
+logger = logging.getLogger("everstream.config")
+
+#: Settings that others must not read.
+SECRETS = frozenset({"api_keys", "admin_keys", "signing_key"})
+
+
+class ConfigFileError(FileError):
+    """A file that cannot be used. The message names it, and the key."""
+
+
+def read_config_file(path: Path, names: Collection[str]) -> dict[str, Any]:
+    """The settings in the file, by their ``names``; arrays are tuples.
+
+    Raises `ConfigFileError`. A value is never part of the message.
+    """
+    try:
+        with open_file(path.expanduser()) as file:
+            mode = os.fstat(file.fileno()).st_mode
+            values = tomllib.loads(read_all(file, MAX_BYTES).decode("utf-8"))
+    except OSError as error:
+        raise ConfigFileError(f"{path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:  # not TOML, or not UTF-8
+        raise ConfigFileError(f"{path}: not TOML: {_place(error)}") from None
+    _check_mode(path, mode, values.keys())
+    for key in values:
+        if key not in names:
+            raise ConfigFileError(f"{path}: {key}: unknown setting{_similar(key, names)}")
+    return {key: _plain(path, key, value) for key, value in values.items()}
+
+
+def _check_mode(path: Path, mode: int, keys: Collection[str]) -> None:
+    """Who can write the file decides who may administer the server."""
+    if mode & stat.S_IWOTH:
+        raise ConfigFileError(f"{path}: everybody may write it; chmod 600")
+    if mode & (stat.S_IWGRP | stat.S_IRWXO) and not SECRETS.isdisjoint(keys):
+        logger.warning("%s: has keys, and others may read or write it; chmod 600", path)
+
+
+def _place(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return "not UTF-8"
+    known = isinstance(error, tomllib.TOMLDecodeError)
+    return str(error) if known else "a number is too long, or it is too deeply nested"
+
+
+def _similar(key: str, names: Collection[str]) -> str:
+    close = difflib.get_close_matches(key, names, 1)
+    return f"; is {close[0]} meant?" if close else ""
+
+
+def _plain(path: Path, key: str, value: object) -> object:
+    if isinstance(value, list):
+        return tuple(value)
+    if isinstance(value, str | int | float):
+        return value
+    raise ConfigFileError(f"{path}: {key}: must be a string, a number, true, false or an array")
+
+
+# The server's configuration: flags over environment over a file over defaults.
+#
+# It is read here and nowhere else.
+
 
 MIB = 1 << 20
 #: The replica that takes over computes again what came after the last state, while clients wait.

@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher
 
-from server.constraints.ending import Ending, GrammarEndings, ids_of, words_of
-from server.constraints.vocabulary import Vocabulary
-from server.engine.constraint import UNKNOWN_S
+from server.constraints.grammar import Ending, GrammarEndings, Vocabulary, ids_of, words_of
+from server.engine.session import UNKNOWN_S
 from server.errors import InvalidRequest, RequestError
 
 
@@ -81,7 +80,7 @@ class NotAllowed(RequestError):
 
 
 class GrammarMatcher:
-    """Implements `server.engine.matcher.Matcher`. For one thread.
+    """Implements `server.engine.session.Matcher`. For one thread.
 
     ``free_text`` says where any text may come, which is not closed.
     """

@@ -16,9 +16,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from server.constraints.errors import FormatRefused
-from server.constraints.grammar import grammar_text, with_costs
-from server.constraints.vocabulary import Vocabulary
+from server.constraints.grammar import Vocabulary, grammar_text, with_costs
+from server.constraints.schema import FormatRefused
 from server.workers.frames import read_frame, write_frame
 
 #: The server's threads have 8 MiB: what fits here fits there.

@@ -14,35 +14,18 @@ from collections import Counter
 from model.architectures.bounded import longest_text
 from model.architectures.config import Config
 from model.tokenizer import Tokenizer
-from server.engine.checks import check_length, check_request
-from server.engine.config import EngineConfig
-from server.engine.constraint import no_matchers
-from server.engine.drafter import Drafter
-from server.engine.executor import Executor
-from server.engine.grammar_turns import GrammarTurns
-from server.engine.keeper import Keeper
-from server.engine.live import Live
-from server.engine.output_processor import OutputProcessor
-from server.engine.owned_sessions import OwnedSessions
-from server.engine.prefix import Evicted, Prefix
-from server.engine.prefix_cache import PrefixCache
-from server.engine.prompts import Prompts
-from server.engine.requests import RequestTable
-from server.engine.runner import Runner
+from server.engine.drafts import Drafter
+from server.engine.kept import Keeper, OwnedSessions
+from server.engine.limits import EngineConfig, check_length, check_request
+from server.engine.prefixes import Evicted, Prefix, PrefixCache, Prompts
+from server.engine.request import Live
+from server.engine.runner import Runner, StatePool
 from server.engine.scheduler import Row, Scheduler
-from server.engine.session import Session
-from server.engine.sessions import SessionTable
-from server.engine.state_pool import StatePool
-from server.engine.token_ids import TokenArray
-from server.engine.types import (
-    EngineStats,
-    Event,
-    Failed,
-    Request,
-    SessionInfo,
-    Started,
-)
-from server.engine.value import Accepted, Progress, Record, SessionValue
+from server.engine.session import Accepted, Progress, Record, Session, SessionValue, no_matchers
+from server.engine.step import Executor, GrammarTurns, OutputProcessor
+from server.engine.tables import RequestTable, SessionTable
+from server.engine.text import TokenArray
+from server.engine.types import EngineStats, Event, Failed, Request, SessionInfo, Started
 from server.errors import InvalidRequest, QueueFull, SessionAttached
 
 __all__ = ["Engine", "EngineConfig"]

@@ -13,14 +13,11 @@ import logging
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
-from server.engine.draft_costs import DraftCosts
-from server.engine.drafter import NO_DRAFTS, Proposal
-from server.engine.live import Live
-from server.engine.runner import Draw, Feed, Mask, Runner
+from server.engine.drafts import NO_DRAFTS, DraftCosts, Proposal, SuffixDrafter
+from server.engine.request import Live
+from server.engine.runner import Draw, Feed, Mask, Runner, StatePool
 from server.engine.sampling import PENALTY_WINDOW
 from server.engine.session import Session
-from server.engine.state_pool import StatePool
-from server.engine.suffix_drafter import SuffixDrafter
 
 logger = logging.getLogger("everstream.engine")
 
@@ -54,7 +51,7 @@ class Reading:
 
 
 class ModelDrafter:
-    """See `server.engine.drafter.Drafter`. ``past`` is asked first.
+    """See `server.engine.drafts.Drafter`. ``past`` is asked first.
 
     ``pool`` has the states of the small model, which ``runner`` runs: as many slots as streams
     that drafts are made for. ``costs`` are those of the large one, with the time of a draft.

@@ -1,26 +1,347 @@
-"""One session: its text, as far as its state has seen it and beyond."""
+"""One session: its text, as far as its state has seen it and beyond, its grammar, and its value."""
 
 from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
-from server.engine.constraint import OpenConstraint
-from server.engine.detokenizer import Detokenizer
+import numpy as np
+import numpy.typing as npt
+
 from server.engine.sampling import PENALTY_WINDOW
-from server.engine.token_ids import TokenArray
-from server.engine.turn_text import TurnText
-from server.engine.types import Request
-from server.engine.value import (
-    Origin,
-    Progress,
-    SessionValue,
-    StateBlock,
-    StoredFile,
-    UnfedSegment,
-)
+from server.engine.text import Detokenizer, TokenArray, TurnState, TurnText
+from server.engine.types import Finished, Request, TokenEvent
+from server.errors import RequestError
+
+# What the engine needs of whatever reads a grammar: where its tokens may continue.
+#
+# The engine never looks inside. A session keeps the grammar's text and the tokens
+# generated under it, from which a matcher can be built again anywhere.
+
+
+class Matcher(Protocol):
+    """A place in the texts of one grammar. The engine's thread owns it."""
+
+    def allowed(self, budget: int) -> npt.NDArray[np.uint32]:
+        """Which tokens may come: bit ``i % 32`` of word ``i // 32`` for token ``i``.
+
+        Padded to whole words. The end-of-text token's bit is set exactly where the
+        text may end. At most ``budget`` tokens will come in all, so that it can see
+        to it that the text is complete by then.
+        """
+
+    def accept(self, token: int) -> None:
+        """Continues by ``token``. Raises `RequestError` where it is not allowed."""
+
+    def is_over(self) -> bool:
+        """Whether nothing but the end may follow."""
+
+    #: Seconds that the last token took to compute: its mask, and to continue by it.
+    cost_s: float
+
+    def copy(self) -> Matcher:
+        """Another one at this place, that continues by itself."""
+
+
+# A session as a value, and the entries of the log that it can be rebuilt from.
+#
+# A value is all that a continuation depends on. `Saved` puts one into the log, and
+# the entries after it lead to the present: `server.engine.kept` folds them in.
+
+
+class StoredFile:
+    """Where a store keeps a state: its ``name``, once it does. Copies of a state share this."""
+
+    __slots__ = ("name",)
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+
+
+class StateBlock:
+    """The state of one session, outside the pool: immutable, so that any number share it.
+
+    ``source`` is its bytes, or ``num_bytes`` and what waits for a copy out of the pool and returns
+    them, in any thread and any number of times.
+    """
+
+    __slots__ = ("_source", "num_bytes", "stored")
+
+    def __init__(
+        self, source: bytes | memoryview | Callable[[], bytes], num_bytes: int | None = None
+    ) -> None:
+        self._source: memoryview | Callable[[], bytes]
+        if callable(source):
+            assert num_bytes is not None
+            self._source, self.num_bytes = source, num_bytes
+        else:
+            self._source = memoryview(source).cast("B").toreadonly()
+            self.num_bytes = self._source.nbytes
+        self.stored = StoredFile()
+
+    @property
+    def file(self) -> str | None:
+        """Where a store keeps the state, once it does."""
+        return self.stored.name
+
+    @file.setter
+    def file(self, name: str | None) -> None:
+        self.stored.name = name
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes, read-only. Waits where the copy is not complete: not for the engine thread."""
+        if isinstance(self._source, memoryview):
+            return self._source
+        self._source = source = memoryview(self._source())
+        return source
+
+
+class UnfedSegment(NamedTuple):
+    """Tokens of a text that the state has not seen, and how they are to be cut.
+
+    With a ``plan`` they begin a prompt of that many tokens, at least their own
+    number; 0 means one by one, as they were generated.
+    """
+
+    tokens: Sequence[int]
+    plan: int
+
+
+class Constraint(NamedTuple):
+    """The grammar that the text follows, and the tokens that were generated under it."""
+
+    grammar: str
+    tokens: tuple[int, ...] = ()
+
+
+class Origin(NamedTuple):
+    """What a session's text begins with, a named state or a prefix: its digest, and its tokens."""
+
+    digest: str
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A request that has not finished.
+
+    ``length`` is that of the session's text before it, ``withheld`` what its stop
+    strings hold back. ``num_cached`` tokens of its prompt came from the prefix cache. ``turn``
+    is where the text of a chat's turn is, None at its beginning.
+    """
+
+    request: Request
+    length: int
+    num_generated: int = 0
+    withheld: str = ""
+    num_cached: int = 0
+    turn: TurnState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionValue:
+    """One session at one moment, between two steps.
+
+    ``position`` counts the tokens that ``state`` has seen; ``unfed`` comes next,
+    then ``pending``, the text's last token. ``recent`` are the last tokens that
+    the state has seen, for penalties, ``undecoded`` the bytes of an unfinished
+    character. ``seq`` numbers the events sent, ``log_index`` the log's entries.
+    ``constraint`` is one whose text has not ended. ``state`` None is the empty one.
+    With an ``origin`` the text began with a prefix, or with a named state, which may have seen no
+    token and is not the empty one even so.
+    """
+
+    id: str
+    owner: str
+    epoch: int = 0
+    position: int = 0
+    unfed: tuple[UnfedSegment, ...] = ()
+    pending: int | None = None
+    seq: int = 0
+    log_index: int = 0
+    recent: tuple[int, ...] = ()
+    undecoded: bytes = b""
+    progress: Progress | None = None
+    state: StateBlock | None = None
+    constraint: Constraint | None = None
+    origin: Origin | None = None
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the session's state, wherever it is kept, differs from the empty one."""
+        return self.position > 0 or self.origin is not None
+
+    @property
+    def length(self) -> int:
+        """Tokens of the session's text."""
+        unseen = sum(len(segment.tokens) for segment in self.unfed)
+        return self.position + unseen + (self.pending is not None)
+
+    @property
+    def min_length(self) -> int:
+        """The fewest tokens that `Session.cut_prompt` can leave of the text.
+
+        Within a prompt the state has seen a part of it, and any longer part can still be fed.
+        """
+        progress = self.progress
+        if progress is None or progress.num_generated:
+            return self.length
+        return min(self.length, max(self.position, progress.length) + 1)
+
+    @property
+    def known(self) -> tuple[int, ...]:
+        """The text's last tokens; all where they are as many as its ``length``."""
+        pending = () if self.pending is None else (self.pending,)
+        return (*self.recent, *(t for part in self.unfed for t in part.tokens), *pending)
+
+
+class Opened(NamedTuple):
+    """A session that is new: empty, forked, imported or begun with what others have read."""
+
+    value: SessionValue
+
+
+class Accepted(NamedTuple):
+    """A request begins: ``tokens`` (a start token included) follow ``length`` tokens of text."""
+
+    request: Request
+    tokens: Sequence[int]
+    length: int
+    seq: int
+
+
+class Saved(NamedTuple):
+    """The session's value here; what came before is not needed to continue from it.
+
+    ``evicted``: the engine has dropped it; the store alone has it now.
+    """
+
+    value: SessionValue
+    evicted: bool = False
+
+
+class Rewound(NamedTuple):
+    """The text was cut back to ``value.length``; ``value.epoch`` is a new one."""
+
+    value: SessionValue
+
+
+class Deleted(NamedTuple):
+    """The session was deleted."""
+
+
+#: `Accepted`, `TokenEvent` and `Finished` count in ``log_index``; the others carry it.
+Entry = Opened | Accepted | TokenEvent | Finished | Saved | Rewound | Deleted
+
+#: A session's id, and what happened to it.
+Record = tuple[str, Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What a session was: ``value``, brought forward by ``entries``; ``at`` tokens of text, or all.
+
+    The ``min_length`` of ``value`` is at most ``at``.
+    """
+
+    value: SessionValue
+    entries: Sequence[Entry] = ()
+    at: int | None = None
+
+
+# A grammar that a session's text follows, while the session is in the engine.
+
+
+Matchers = Callable[[str], Matcher]
+
+#: What the first token under a grammar is taken to cost.
+UNKNOWN_S = 0.003
+
+
+class OpenConstraint:
+    """The live form of a `Constraint`.
+
+    Its matcher is made when it is first needed, from the grammar and ``tokens``,
+    and may be dropped at any time: what comes next is the same.
+    """
+
+    __slots__ = ("_before_s", "_matcher", "grammar", "tokens")
+
+    def __init__(self, grammar: str, tokens: Iterable[int] = ()) -> None:
+        self.grammar, self.tokens = grammar, list(tokens)
+        self._matcher: Matcher | None = None
+        self._before_s = UNKNOWN_S
+
+    @property
+    def value(self) -> Constraint:
+        return Constraint(self.grammar, tuple(self.tokens))
+
+    def allowed(
+        self, matchers: Matchers, budget: int, ends: Sequence[int]
+    ) -> npt.NDArray[np.uint32]:
+        """The mask of the tokens that may come, ``budget`` in all. Raises as the matcher does.
+
+        ``ends`` are those that end the text without being part of it: the end-of-text
+        token, and others that may come where that may.
+        """
+        matcher = self._made(matchers)
+        self._before_s = matcher.cost_s
+        mask = matcher.allowed(budget)
+        eos, *others = ends
+        if others and mask[eos // 32] >> (eos % 32) & 1:
+            for id in others:
+                mask[id // 32] |= np.uint32(1 << id % 32)
+        return mask
+
+    def accept(self, token: int, ends: Sequence[int], matchers: Matchers) -> bool:
+        """Continues by ``token``; says whether the text is complete. Raises as `allowed` does."""
+        if token in ends:
+            return True
+        matcher = self._made(matchers)
+        matcher.accept(token)
+        self.tokens.append(token)
+        return matcher.is_over()
+
+    @property
+    def cost_s(self) -> float:
+        """Seconds that the next token may take, by the last one."""
+        return UNKNOWN_S if self._matcher is None else self._matcher.cost_s
+
+    @property
+    def draft_cost_s(self) -> float:
+        """Seconds that each token after the next one may take: one that was slow says nothing."""
+        return min(self._before_s, self.cost_s)
+
+    def rest(self) -> None:
+        """Lets the matcher go, which takes memory."""
+        self._matcher = None
+
+    def copy(self) -> OpenConstraint:
+        """Another one at this place."""
+        other = OpenConstraint(self.grammar, self.tokens)
+        if self._matcher is not None:
+            other._matcher = self._matcher.copy()
+        return other
+
+    def _made(self, matchers: Matchers) -> Matcher:
+        if self._matcher is None:
+            matcher = matchers(self.grammar)
+            for token in self.tokens:
+                matcher.accept(token)
+            self._matcher = matcher
+        return self._matcher
+
+
+def no_matchers(grammar: str) -> Matcher:
+    """Stands for `Matchers` where there are none: a session can come from elsewhere."""
+    raise RequestError("this server cannot follow a grammar")
+
+
+# One session: its text, as far as its state has seen it and beyond.
 
 
 @dataclass(slots=True)

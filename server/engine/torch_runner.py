@@ -1,29 +1,378 @@
-"""Runs the model on torch, with the same bits in any company.
-
-A row's result must not depend on how many rows share its batch. So steps and
-logits run in batches of a few sizes, all rows of which get the same bits: see
-`server.engine.invariance`, which finds them at start. A chunk has a call of its
-own, and the same shapes always. Chunks and single steps agree up to rounding only,
-so prompts are cut on a grid.
-"""
+"""Runs the model on torch, with the same bits in any company, and draws its tokens."""
 
 from __future__ import annotations
 
+import logging
 import math
+import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from model.architectures.network import ModelState, Network
 from model.state_tensors import state_views
-from server.engine.cpu_state_pool import CpuStatePool
-from server.engine.invariance import batches, row_sizes
-from server.engine.runner import HIDDEN_UNIT, NOTHING, Feed, Mask, RowOutput, TokenScore
-from server.engine.sampler import Draw, allows_any, sample, scores_of
+from server.engine.runner import (
+    HIDDEN_UNIT,
+    NOT_FINITE,
+    NOTHING,
+    CpuStatePool,
+    Feed,
+    Mask,
+    RowOutput,
+    TokenScore,
+)
+from server.engine.sampling import has_filter, has_penalty, is_greedy
 from server.engine.types import SamplingParams
+
+# Finds batch sizes in which the matrix library gives each row the same bits.
+#
+# A library picks its kernel by the shape of a product, and kernels add in different
+# orders. So a row's bits may change with the number of rows in its batch, and with
+# its place among them: the last rows may go through other instructions than the
+# first. `row_sizes` runs the model's own `step` at a few batch sizes and returns
+# those in which every place of every size gives a row the same bits. Batches of
+# these sizes are all that the runner makes, so what is tried is all that is used.
+# In most sums another order changes no bit, above all where they are rounded to
+# bfloat16; so products of the weights' shapes are tried with numbers that tell.
+#
+# Size 1 needs no trial: a row alone always has the same shapes. Where nothing else
+# can be had, steps run one row at a time: slowly, with the same bits.
+
+
+logger = logging.getLogger("everstream.engine")
+
+#: Batch sizes of `step` that are tried.
+SIZES = (1, 4, 8, 16, 32, 64)
+
+#: What the texts of a trial have before them: more than a window of the usual length.
+PAST_TOKENS = 100
+
+#: How much larger than the others the terms are that cancel.
+LARGE = 2.0**20
+
+#: A batch is padded where at least this part of it is used.
+MIN_USE = 0.6
+
+#: Results by model and number of threads; what else they depend on does not change in a process.
+_known: weakref.WeakKeyDictionary[Network, dict[int, tuple[int, ...]]]
+_known = weakref.WeakKeyDictionary()
+
+
+def row_sizes(model: Network) -> tuple[int, ...]:
+    """Batch sizes, ascending, such that `step` gives a row the same bits in all of them.
+
+    Tried once for each model and number of threads.
+    """
+    known, num_threads = _known.setdefault(model, {}), torch.get_num_threads()
+    if num_threads not in known:
+        known[num_threads] = _tried(model)
+        shown = ", ".join(map(str, known[num_threads]))
+        logger.info("torch computes the same bits for a row in batches of %s rows", shown)
+    return known[num_threads]
+
+
+def batches(num_rows: int, sizes: tuple[int, ...]) -> list[int]:
+    """The sizes of the batches that take ``num_rows``; the last may have more room than rows."""
+    parts = []
+    while num_rows > 0:
+        holds = min((size for size in sizes if size >= num_rows), default=sizes[-1])
+        fills = max((size for size in sizes if size <= num_rows), default=holds)
+        parts.append(holds if num_rows >= MIN_USE * holds else fills)
+        num_rows -= parts[-1]
+    return parts
+
+
+@torch.inference_mode()
+def _tried(model: Network) -> tuple[int, ...]:
+    """The largest set of sizes that agree; of equally large ones that with the smaller sizes."""
+    run = _trial(model)
+    groups: list[tuple[Tensor, list[int]]] = []
+    for size in SIZES:
+        bits = _bits_everywhere(run, size)
+        if bits is None:
+            continue
+        for known, sizes in groups:
+            if torch.equal(known, bits):
+                sizes.append(size)
+                break
+        else:
+            groups.append((bits, [size]))
+    return max((tuple(sizes) for _, sizes in groups), key=len)
+
+
+def _bits_everywhere(run: Callable[[Tensor], Tensor], size: int) -> Tensor | None:
+    """The bits of two texts, [2, bytes], if each has the same at every place of a batch."""
+    place = torch.arange(size)
+    first, second = run(place % 2), run((place + 1) % 2)
+    bits = torch.stack([first[0], second[0]])
+    agree = torch.equal(first, bits[place % 2]) and torch.equal(second, bits[(place + 1) % 2])
+    return bits if agree else None
+
+
+def _trial(model: Network) -> Callable[[Tensor], Tensor]:
+    """A run of chosen rows of two texts; gives all that it computes as bytes [rows, bytes].
+
+    That is the logits and states of `step`, and the products of `_products`. The states
+    are those of random texts. Random numbers in their place would do worse: sums of
+    positive features, say, would have both signs, and a denominator near zero drowns the
+    differences that are looked for.
+    """
+    device = model.head_weight.device
+    generator = torch.Generator().manual_seed(0)
+    texts = torch.randint(model.config.vocab_size, (2, PAST_TOKENS + 1), generator=generator)
+    texts = texts.to(device)
+    start = torch.zeros(2, dtype=torch.int64, device=device)
+    _, state = model.hidden_chunk(texts[:, :-1], model.empty_state(2), start)
+    products = _products(model, generator)
+
+    def run(rows: Tensor) -> Tensor:
+        part = tuple({name: t[rows] for name, t in layer.items()} for layer in state)
+        logits, after = model.step(texts[rows, -1], part, start[rows] + PAST_TOKENS)
+        tensors = [logits, *(t for layer in after for t in layer.values())]
+        tensors += [product(rows) for product in products]
+        flat = [t.reshape(len(rows), -1).contiguous().view(torch.uint8) for t in tensors]
+        return torch.cat(flat, dim=1)
+
+    return run
+
+
+def _products(model: Network, generator: torch.Generator) -> list[Callable[[Tensor], Tensor]]:
+    """Products like those with the model's weights, one for each shape, of numbers that tell."""
+    like = {(model.head_weight.shape, False, model.head_weight.dtype)}
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            weight, has_bias = module.weight, module.bias is not None
+            # Some layers compute in float32, whatever the model's dtype.
+            like |= {(weight.shape, has_bias, dtype) for dtype in (weight.dtype, torch.float32)}
+    return [_product(*each, generator) for each in sorted(like, key=str)]
+
+
+def _product(
+    shape: torch.Size, has_bias: bool, dtype: torch.dtype, generator: torch.Generator
+) -> Callable[[Tensor], Tensor]:
+    """The product of chosen rows of two inputs with a matrix of this shape and equal rows.
+
+    Half of the terms are large and cancel in pairs, and how much of the others is lost
+    between them depends on the order of all.
+    """
+    num_outputs, width = shape
+    first, second = torch.randperm(width, generator=generator)[: width // 4 * 2].chunk(2)
+    inputs, weights = torch.randn(3, width, generator=generator).split([2, 1])
+    inputs[:, second] = inputs[:, first]
+    weights[:, first] *= LARGE
+    weights[:, second] = -weights[:, first]
+    inputs, weights = inputs.to(dtype), weights.to(dtype)
+    bias = torch.zeros(num_outputs, dtype=dtype) if has_bias else None
+    return lambda rows: F.linear(inputs[rows], weights.repeat(num_outputs, 1), bias)
+
+
+# Draws the next token of each row from its logits, reproducibly.
+#
+# Order: logit bias; repetition penalty, then presence and frequency penalty; the
+# mask of what is allowed; temperature; top-k, top-p and min-p, each of which keeps
+# a prefix of the tokens sorted by probability (equals by id), so that their order
+# does not matter: the shortest prefix wins; and last typical-p, of what these have
+# left. Greedy, at temperature 0 or top-p 0, takes the largest after the mask. The draw walks
+# the kept tokens in the order of their ids to a number in [0, 1), times their
+# mass, that is a function of (seed, position) alone: it does not depend on what
+# else is in the batch or on what was drawn before.
+# `model/ops/cpu/src/sampler.cpp` draws alike.
+#
+# - ``logit_bias``: added to the logits, as at OpenAI.
+# - ``repetition_penalty``: Keskar et al. 2019, CTRL, section 4.1.
+# - ``presence_penalty``, ``frequency_penalty``: OpenAI's.
+# - ``top_k``: Fan et al. 2018, section 5.4; ``top_p``: Holtzman et al. 2020, section
+#   3.1; ``min_p``: Nguyen et al. 2024, section 3.
+# - ``typical_p``: Meister et al. 2022, Locally Typical Sampling, section 4: of the
+#   distribution that is left, the tokens of which the information -log p is nearest
+#   to the entropy H, as many as reach a mass of ``typical_p`` together. It can drop
+#   the most likely token, for which reason it is last: a prefix taken of what it
+#   keeps, or an intersection with one, could be another or empty.
+#
+# Log-probabilities are of the logits before all of these.
+
+
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What one row's draw depends on, besides its logits.
+
+    ``recent`` is for the penalties; ``allowed`` as in `server.engine.runner.Feed`.
+    """
+
+    params: SamplingParams
+    position: int
+    recent: Sequence[int]
+    allowed: npt.NDArray[np.uint32] | None = None
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) from (seed, position): two rounds of SplitMix64 (Steele et al. 2014)."""
+    x = _split_mix(_split_mix(seed & _MASK) ^ position)
+    return (x >> 11) * 2.0**-53
+
+
+def _split_mix(x: int) -> int:
+    x = (x + 0x9E3779B97F4A7C15) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
+    """One token per row of ``logits`` [B, vocabulary]; `NOT_FINITE` where a row is not.
+
+    ``logits`` is not changed.
+    """
+    assert len(logits) == len(draws), (logits.shape, len(draws))
+    logits = _penalized(_biased(logits.float(), draws), draws)
+    finite: list[bool] = logits.isfinite().all(dim=-1).tolist()
+    logits = _masked(logits, draws)
+    tokens: list[int] = logits.argmax(dim=-1).tolist()
+    random = [i for i, d in enumerate(draws) if not is_greedy(d.params) and finite[i]]
+    if random:
+        chosen = _drawn(logits[random], [draws[i] for i in random])
+        for i, token in zip(random, chosen, strict=True):
+            tokens[i] = token
+    return [token if ok else NOT_FINITE for token, ok in zip(tokens, finite, strict=True)]
+
+
+def scores_of(logits: Tensor, tokens: Sequence[int], num_tops: Sequence[int]) -> list[TokenScore]:
+    """How likely each row's token is by ``logits`` [B, vocabulary], and its likeliest tokens.
+
+    As many of these as ``num_tops`` has for the row, or all where there are fewer.
+    """
+    assert len(logits) == len(tokens) == len(num_tops), (logits.shape, len(tokens), len(num_tops))
+    logits = logits.float()
+    logprobs = logits.log_softmax(dim=-1)
+    found = logprobs[torch.arange(len(tokens)), list(tokens)]
+    finite = logits.isfinite().all(dim=-1)
+    found[~finite] = torch.nan
+    tops: list[list[tuple[int, float]]] = [[] for _ in tokens]
+    for row, num in enumerate(num_tops):
+        if num > 0 and finite[row]:
+            best = logits[row].sort(descending=True, stable=True).indices[:num]
+            tops[row] = list(zip(best.tolist(), logprobs[row, best].tolist(), strict=True))
+    return list(map(TokenScore, found.tolist(), tops))
+
+
+def allows_any(mask: npt.NDArray[np.uint32], num_ids: int) -> bool:
+    """Whether ``mask`` is one [words] of ``num_ids`` ids or more, and allows one of those."""
+    if mask.dtype != np.uint32 or mask.ndim != 1 or len(mask) * 32 < num_ids:
+        return False
+    return bool(_allowed(mask, num_ids).any())
+
+
+def _allowed(mask: npt.NDArray[np.uint32], num_ids: int) -> Tensor:
+    """Which of the first ``num_ids`` ids ``mask`` allows, as booleans."""
+    words = np.ascontiguousarray(mask, "<u4")
+    return torch.from_numpy(np.unpackbits(words.view(np.uint8), bitorder="little")[:num_ids] != 0)
+
+
+def _biased(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """With each row's bias added, where one has any."""
+    rows = [i for i, d in enumerate(draws) if d.params.logit_bias]
+    if not rows:
+        return logits
+    logits = logits.clone()
+    for i in rows:
+        for token, bias in draws[i].params.logit_bias:
+            if token < logits.shape[1]:
+                logits[i, token] += bias
+    return logits
+
+
+def _masked(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Minus infinity where a row's token is not allowed."""
+    rows = [(i, d.allowed) for i, d in enumerate(draws) if d.allowed is not None]
+    if not rows:
+        return logits
+    logits = logits.clone()
+    for i, mask in rows:
+        logits[i, ~_allowed(mask, logits.shape[1])] = -torch.inf
+    return logits
+
+
+def _penalized(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Lowers the logits of recent tokens, or raises them where a penalty rewards.
+
+    First positive ones are divided and negative ones multiplied (CTRL, section
+    4.1); then each loses ``presence + frequency * count``, as at OpenAI.
+    """
+    rows = [i for i, d in enumerate(draws) if d.recent and has_penalty(d.params)]
+    if not rows:
+        return logits
+    logits = logits.clone()
+    for i in rows:
+        params = draws[i].params
+        seen, counts = torch.tensor(draws[i].recent).unique(return_counts=True)
+        values, penalty = logits[i, seen], params.repetition_penalty
+        values = torch.where(values > 0, values / penalty, values * penalty)
+        logits[i, seen] = values - (params.presence_penalty + params.frequency_penalty * counts)
+    return logits
+
+
+def _drawn(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
+    """Tokens of rows that are not greedy."""
+    temperature = torch.tensor([d.params.temperature for d in draws], dtype=torch.float32)
+    p = torch.softmax(logits / temperature.unsqueeze(1), dim=-1)
+    kept = p.double()
+    for row, d in enumerate(draws):
+        if has_filter(d.params):
+            kept[row].masked_fill_(~_likely(p[row], d.params), 0.0)
+        if d.params.typical_p < 1.0:
+            kept[row].masked_fill_(~_typical(kept[row], d.params.typical_p), 0.0)
+    cumulative = kept.cumsum(dim=-1)
+    u = torch.tensor([uniform(d.params.seed, d.position) for d in draws], dtype=torch.float64)
+    wanted = u.unsqueeze(1) * cumulative[:, -1:]
+    found = torch.searchsorted(cumulative, wanted, right=True).squeeze(1)
+    # Rounding may put the number at the very end: the last token that is kept.
+    last = kept.shape[1] - 1 - (kept.flip(1) > 0).int().argmax(dim=1)
+    tokens: list[int] = torch.minimum(found, last).tolist()
+    return tokens
+
+
+def _likely(p: Tensor, params: SamplingParams) -> Tensor:
+    """Which tokens top-k, top-p and min-p keep of the probabilities ``p`` [vocabulary]."""
+    ordered, order = p.sort(descending=True, stable=True)
+    count = len(p)
+    if params.top_k > 0:
+        count = min(count, params.top_k)
+    if params.top_p < 1.0:
+        # The token that reaches top_p is the last one kept.
+        reached = torch.searchsorted(ordered.double().cumsum(dim=-1), params.top_p)
+        count = min(count, int(reached) + 1)
+    if params.min_p > 0.0:
+        count = min(count, int((ordered >= params.min_p * ordered[0]).sum()))
+    return torch.zeros_like(p, dtype=torch.bool).index_fill_(0, order[:count], True)
+
+
+def _typical(weights: Tensor, typical_p: float) -> Tensor:
+    """Which tokens locally typical sampling keeps of ``weights`` [vocabulary], some of them 0."""
+    p = weights / weights.sum()
+    information = -p.log()
+    entropy = torch.where(p > 0, p * information, 0.0).sum()
+    order = (information - entropy).abs().sort(stable=True).indices
+    # The token that reaches typical_p is the last one kept.
+    reached = torch.searchsorted(p[order].cumsum(dim=-1), typical_p)
+    return torch.zeros_like(p, dtype=torch.bool).index_fill_(0, order[: int(reached) + 1], True)
+
+
+# Runs the model on torch, with the same bits in any company.
+#
+# A row's result must not depend on how many rows share its batch. So steps and
+# logits run in batches of a few sizes, all rows of which get the same bits: see
+# `server.engine.torch_runner`, which finds them at start. A chunk has a call of its
+# own, and the same shapes always. Chunks and single steps agree up to rounding only,
+# so prompts are cut on a grid.
+
 
 #: Chunk sizes of prompts, each a multiple of the next.
 GRID = (64, 16)

@@ -112,7 +112,7 @@ class Request:
     expected, which costs nothing but time where it is not what comes. A new session may also
     continue the prompt that the handle ``prefix`` names. ``return_prefix`` asks for such a handle.
     ``prompt_field`` is the client's field that the ``tokens`` come from: errors name it.
-    Ids of whole texts are `server.engine.token_ids.TokenArray` where a client has sent them.
+    Ids of whole texts are `server.engine.text.TokenArray` where a client has sent them.
     """
 
     request_id: str

@@ -1,37 +1,172 @@
-"""The process around the app: the listening socket, signals, and an orderly end.
-
-On SIGTERM or SIGINT `/ready` answers 503 and new work is refused. Sessions that a
-store keeps are saved at the boundary of a token, and their readers are
-redirected. Other requests continue up to the drain timeout and are cancelled
-then; sockets get 1012 after their last event; the process exits 0. A second signal
-cuts it short. If the thread of an engine dies, or of a store, the process exits 1.
-"""
+"""The process around the app: the listening socket, its bounds, signals, and an orderly end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
+import resource
 import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.config import STARTUP_FAILURE
 
-from server.api.auth.keyring import Keyring
-from server.api.auth.keys_file import KeysFileError
-from server.api.middleware.connections import ConnectionTable
-from server.api.middleware.gate import MAX_HEAD_BYTES
-from server.api.websocket.socket import Sockets
+from server.api.auth import Keyring, KeysFileError
+from server.api.connections import DEFAULT_MAX_CONNECTIONS, SPARE, ConnectionTable, OpenConnection
+from server.api.gate import MAX_HEAD_BYTES
+from server.api.sockets import Sockets
 from server.config.settings import ServerConfig
-from server.http.acceptor import Acceptor
-from server.http.http_protocol import HttpProtocol, WebSocketProtocol
+from server.http.protocols import CountedProtocol, HttpProtocol, WebSocketProtocol
 from server.models.registry import Models
+
+# Open files: how many this process may have, and how many of them may be connections.
+
+
+connections_logger = logging.getLogger("everstream.connections")
+
+#: More than any setting makes use of.
+ENOUGH = 65_536
+#: What macOS allows at most, whatever its hard limit says.
+ENOUGH_ON_MACOS = 10_240
+#: Kept from connections: for logs, child processes and databases, and for each model's store.
+RESERVE = 48
+RESERVE_PER_MODEL = 16
+
+
+def raise_limit() -> int:
+    """Raises the soft limit on open files as far as the hard one allows; returns what it is."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in (ENOUGH, ENOUGH_ON_MACOS):
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        if soft < target:
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def with_fitting_connections(config: ServerConfig) -> ServerConfig:
+    """``config`` with a bound on connections that the process's limit on open files allows."""
+    limit = raise_limit()
+    reserve = RESERVE + RESERVE_PER_MODEL * len(config.model)
+    asked = config.max_connections or DEFAULT_MAX_CONNECTIONS
+    fitting = max(1, min(asked, limit - reserve - SPARE))
+    if fitting < asked:
+        connections_logger.warning(
+            "at most %d connections: %d open files are allowed", fitting, limit
+        )
+    return config.model_copy(update={"max_connections": fitting})
+
+
+# Accepts connections up to the bounds, and stops while the process has no descriptor left.
+#
+# asyncio accepts whatever comes: where descriptors run out, the store cannot open its
+# files any more, and each failed accept is a line of the log.
+
+
+#: In one turn of the event loop.
+MAX_ACCEPTS = 16
+#: How long nothing is accepted after the system had no descriptor or no memory for it.
+PAUSE_S = 1.0
+
+_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+
+
+class Acceptor:
+    """Takes connections from ``listener`` while ``table`` has room, each with a new protocol.
+
+    What is not accepted waits in the kernel. Belongs to one event loop; `close` leaves
+    the listener open.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        table: ConnectionTable,
+        make_protocol: Callable[[], CountedProtocol],
+        pause_s: float = PAUSE_S,
+    ) -> None:
+        self._listener, self._table = listener, table
+        self._make_protocol, self._pause_s = make_protocol, pause_s
+        self._loop = asyncio.get_running_loop()
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._paused: asyncio.TimerHandle | None = None
+        listener.setblocking(False)
+        self._start()
+
+    def close(self) -> None:
+        """Accepts nothing more."""
+        self._loop.remove_reader(self._listener)
+        if self._paused is not None:
+            self._paused.cancel()
+
+    def _start(self) -> None:
+        self._paused = None
+        self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(MAX_ACCEPTS):
+            if not self._table.has_room:  # in the next turn there is, and this is called again
+                self._table.close_longest_idle()
+                connections_logger.warning("connection limit reached: closing idle connections")
+                return
+            try:
+                accepted, address = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:  # else that one connection is gone already
+                if error.errno in _EXHAUSTED:
+                    self._pause(error)
+                    return
+            else:
+                self._begin(accepted, self._table.address_of_peer(address[0]))
+
+    def _pause(self, error: OSError) -> None:
+        """Others of this process need what is left more, and what an idle connection has."""
+        connections_logger.warning("accepting of connections paused: %s", error.strerror)
+        self._loop.remove_reader(self._listener)
+        self._table.close_longest_idle()
+        self._paused = self._loop.call_later(self._pause_s, self._start)
+
+    def _begin(self, accepted: socket.socket, address: str) -> None:
+        connection = self._table.add(address)
+        if connection is None:
+            accepted.close()
+            return
+        accepted.setblocking(False)
+        task = self._loop.create_task(self._connect(accepted, connection))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, accepted: socket.socket, connection: OpenConnection) -> None:
+        def make_protocol() -> CountedProtocol:
+            protocol = self._make_protocol()
+            protocol.connection = connection
+            return protocol
+
+        try:
+            await self._loop.connect_accepted_socket(make_protocol, accepted)
+        except OSError as error:
+            connections_logger.warning("a connection could not be set up: %s", error.strerror)
+            connection.lost()
+            accepted.close()
+
+
+# The process around the app: the listening socket, signals, and an orderly end.
+#
+# On SIGTERM or SIGINT `/ready` answers 503 and new work is refused. Sessions that a
+# store keeps are saved at the boundary of a token, and their readers are
+# redirected. Other requests continue up to the drain timeout and are cancelled
+# then; sockets get 1012 after their last event; the process exits 0. A second signal
+# cuts it short. If the thread of an engine dies, or of a store, the process exits 1.
+
 
 logger = logging.getLogger("everstream.serving")
 drain_logger = logging.getLogger("everstream.drain")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from model.checkpoint import Checkpoint
-from server.config.sources import ModelSource
+from server.config.values import ModelSource
 from server.errors import ModelNotFound, RequestError, invalid
 from server.models.registry import Models, Version
 from server.observability.metrics import Metrics
@@ -73,7 +73,7 @@ class ModelBroken(RequestError):
 
 
 class Builder(Protocol):
-    """See `server.models.factory.ModelBuilder`. Every method blocks and raises `RequestError`."""
+    """See `server.models.build.ModelBuilder`. Every method blocks and raises `RequestError`."""
 
     def read(self, source: ModelSource) -> Checkpoint: ...
     def build(

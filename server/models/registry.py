@@ -9,14 +9,14 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from server.config.sources import ModelSource
+from server.config.values import ModelSource
 from server.engine.types import EngineStats
 from server.errors import ModelNotFound, RequestError, SessionNotFound
 from server.models.service import Service
 from server.models.storage import Home
 from server.observability.metrics import NO_STATS, Scrape, totals
 from server.runtime.async_engine import AsyncEngine
-from server.runtime.tenant import TenantAccount
+from server.runtime.commands import TenantAccount
 
 #: Sessions of which it is remembered whose they are.
 MAX_SEEN = 1 << 16

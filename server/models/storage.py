@@ -19,26 +19,21 @@ from model.architectures.bounded import MIN_CONTEXT, with_past
 from model.checkpoint import Checkpoint
 from model.state import StateLayout
 from server.config.settings import ServerConfig
-from server.config.sources import ModelSource
+from server.config.values import ModelSource
 from server.errors import RequestError
 from server.models.backend import Backend
 from server.runtime.async_engine import AsyncEngine
-from server.sessions.loader import Elsewhere
-from server.sessions.ownership import Ownership
+from server.sessions.loader import Elsewhere, Ownership
 from server.sessions.prefix_tier import PrefixTier
-from server.sessions.transfer import Signing
-from server.store.base import Identity, Store
-from server.store.errors import StoreError
-from server.store.files import DiskFiles
+from server.sessions.sessions import Signing
+from server.store.base import DiskFiles, Identity, Store, StoreError
 from server.store.memory_store import LIMITS as MEMORY_LIMITS
 from server.store.memory_store import MemoryStore
-from server.store.saving import StoreLimits
-from server.store.sqlite.database import FILE_NAME
-from server.store.sqlite.lock import Waiting
-from server.store.sqlite.prefix_files import PrefixFiles
-from server.store.sqlite.reader import newest_identity, owner_of
-from server.store.sqlite.signing import signing_key
+from server.store.sqlite.database import DATABASE_FILE, Waiting, signing_key
+from server.store.sqlite.files import PrefixFiles
+from server.store.sqlite.maintenance import newest_identity, owner_of
 from server.store.sqlite.store import open_store
+from server.store.table_store import StoreLimits
 
 #: The value of ``store`` that stores nothing beyond the process.
 MEMORY = "memory"
@@ -49,7 +44,7 @@ R = TypeVar("R")
 
 
 class Shared(Protocol):
-    """Opens stores that other replicas have as well: see `server.cluster.cluster`."""
+    """Opens stores that other replicas have as well: see `server.cluster.shared`."""
 
     def open_store(self, name: str, identity: Identity, limits: StoreLimits) -> Store: ...
     def signing_key(self, store: Store) -> bytes: ...
@@ -179,7 +174,7 @@ def _digest_in(path: Path) -> str | None:
 
 def _asked(ask: Callable[..., R | None], path: Path, *values: str) -> R | None:
     """What the store at ``path`` says; None where there is none, or of another format."""
-    if not (path / FILE_NAME).is_file():
+    if not (path / DATABASE_FILE).is_file():
         return None
     with suppress(StoreError):
         return ask(path, *values)

@@ -18,22 +18,16 @@ from typing import Any, TypeVar
 
 from model.memory import return_freed_memory
 from server.engine.engine import Engine
-from server.engine.prefix import Evicted
+from server.engine.prefixes import Evicted
 from server.engine.types import EngineStats, Event
 from server.errors import InternalFailure, QueueFull, RequestError
 from server.observability.metrics import Metrics
 from server.observability.tracing import OFF, Tracer
-from server.runtime.command_queue import CommandQueue
-from server.runtime.commands import Call, Command, evict
-from server.runtime.delivery_queue import DeliveryQueue, EngineStep
-from server.runtime.engine_thread import EngineThread
-from server.runtime.followers import Followers
-from server.runtime.request_registry import RequestRegistry, Sink
-from server.runtime.store_queue import StoreQueue
-from server.runtime.store_thread import StoreThread
-from server.runtime.tenant import TenantAccount
-from server.store.base import Store
-from server.store.errors import Fenced, StoreFull
+from server.runtime.commands import Call, Command, TenantAccount, evict
+from server.runtime.queues import CommandQueue, DeliveryQueue, EngineStep, StoreQueue
+from server.runtime.readers import Followers, RequestRegistry, Sink
+from server.runtime.threads import EngineThread, StoreThread
+from server.store.base import Fenced, Store, StoreFull
 
 logger = logging.getLogger("everstream.async_engine")
 

@@ -1,8 +1,4 @@
-"""What the event loop asks of the engine: calls that the engine thread runs.
-
-Each function here returns a call, or is one; the rest of the calls are single methods of the
-engine. They run in the engine thread, between two steps.
-"""
+"""What the event loop asks of the engine: calls that the engine thread runs."""
 
 from __future__ import annotations
 
@@ -10,14 +6,49 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from server.engine.engine import Engine
+from server.engine.session import Past, SessionValue
 from server.engine.types import Request, SessionInfo
-from server.engine.value import Past, SessionValue
 from server.errors import RequestError
-from server.runtime.tenant import TenantAccount
-from server.store.errors import StoreFailed
+from server.store.base import StoreFailed
+
+# What the async engine needs of an owner with limits: see `server.api.auth`.
+
+
+Room = Literal["max_running", "max_sessions", "max_stored_bytes"]
+
+
+class TenantLimits(Protocol):
+    """What is kept for a tenant; None is no bound."""
+
+    @property
+    def max_running(self) -> int | None: ...
+    @property
+    def max_sessions(self) -> int | None: ...
+    @property
+    def max_stored_bytes(self) -> int | None: ...
+
+
+class TenantAccount(Protocol):
+    """An owner with limits: see `server.api.auth`."""
+
+    @property
+    def limits(self) -> TenantLimits: ...
+    @property
+    def keeping(self) -> asyncio.Lock: ...
+
+    def check_tokens(self) -> None: ...
+    def check_room(self, limit: Room, number: int, /) -> None: ...
+    def spend(self, num_tokens: int, /) -> None: ...
+
+
+# What the event loop asks of the engine: calls that the engine thread runs.
+#
+# Each function here returns a call, or is one; the rest of the calls are single methods of the
+# engine. They run in the engine thread, between two steps.
+
 
 #: Sessions whose states are copied before the store has written them.
 EVICTED_AT_ONCE = 32

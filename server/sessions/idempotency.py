@@ -8,12 +8,10 @@ from dataclasses import replace
 from server.engine.types import Request
 from server.errors import RequestError
 from server.runtime.async_engine import AsyncEngine
-from server.runtime.request_registry import Sink
-from server.sessions.ownership import Ownership
-from server.sessions.resume import Cursor, Resumed
+from server.runtime.readers import Sink
+from server.sessions.loader import Cursor, Ownership, Resumed
 from server.sessions.sessions import Sessions
-from server.store.base import Keyed
-from server.store.errors import HistoryGone
+from server.store.base import HistoryGone, Keyed
 
 NO_MORE = "what was done under this key is not in the log any more"
 

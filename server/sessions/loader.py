@@ -1,26 +1,223 @@
-"""Sessions that the engine does not have: loaded from the store, or from another replica.
-
-A command on a session is sent to the engine at once. Where the engine does not have the
-session, the store is asked, and the same command is sent again with what it has loaded:
-the engine restores the session and runs the command in one turn.
-"""
+"""Sessions that the engine does not have: where they are, and how they are loaded."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar, get_args
+from typing import Literal, Protocol, TypeVar, get_args
 
-from server.engine.value import Past
-from server.errors import RequestError, SessionNotFound
+from server.engine.session import Past
+from server.engine.types import Finished, SessionInfo, TokenEvent
+from server.errors import RequestError, SessionAttached, SessionNotFound
 from server.runtime.async_engine import AsyncEngine
 from server.runtime.commands import Absent, Arrival, Call, on_session
-from server.sessions.ownership import Handover, Ownership
-from server.sessions.questions import load_session
-from server.sessions.resume import Page
-from server.store.errors import OwnedElsewhere, SnapshotMismatch, StoreFailed
+from server.store.base import (
+    HistoryGone,
+    Loaded,
+    Numbered,
+    OwnedElsewhere,
+    SnapshotMismatch,
+    Store,
+    StoreFailed,
+)
+
+# The sessions that a store shared by several replicas gives to each of them.
+#
+# `server.cluster.shared` implements `Ownership` over PostgreSQL, and tells the sessions
+# of this replica, as `Owned`, what the other replicas ask.
+
+
+#: What happens to the reader that a session has at its owner replica, when another replica
+#: asks for it. "ask": the session stays with the reader. "take_over": the reader is cut off.
+#: "move": the reader is redirected. "never": the owner replica is not asked.
+Handover = Literal["ask", "take_over", "move", "never"]
+
+
+class AttachedElsewhere(SessionAttached):
+    """The session has a reader at its owner replica, where ``info`` describes it."""
+
+    def __init__(self, info: SessionInfo) -> None:
+        super().__init__()
+        self.info = info
+
+
+class Owned(Protocol):
+    """The sessions of this replica, for the others."""
+
+    async def give(
+        self, session: str, owner: str, handover: Handover
+    ) -> SessionInfo | Absent | None:
+        """Saves the session and releases it; None when that is done.
+
+        `Absent` where this replica's engine has none, and its `SessionInfo` where it stays
+        with its reader.
+        """
+
+    async def continue_unfinished(self) -> None:
+        """Continues what a replica that is gone had not finished."""
+
+
+class Ownership(Protocol):
+    """Which replica has a session. All methods belong to the async engine's event loop."""
+
+    async def start(self, owned: Owned, continues: bool) -> None:
+        """Listens to the other replicas from now on, and reclaims those that die.
+
+        ``continues``: what they had not finished continues by itself.
+        """
+
+    async def acquire(self, session: str, owner: str, replica: int, handover: Handover) -> None:
+        """Asks the owner replica for the session; then the store may load it here.
+
+        Raises `AttachedElsewhere`, and `OwnedElsewhere` where there is no answer.
+        """
+
+    async def release(self, session: str) -> None:
+        """Gives back a session that the store has loaded here to no purpose."""
+
+    async def claim_key(self, owner: str, key: str) -> bool:
+        """Reserves an idempotency key; False where another replica has reserved it."""
+
+    async def release_key(self, owner: str, key: str) -> None:
+        """Gives an idempotency key back, after `claim_key`, whatever that has returned."""
+
+
+# Resuming a session: the client's cursor, and whether the events after it can be sent.
+
+
+#: Events of a page that is read from the log.
+PAGE_EVENTS = 512
+
+#: Why a cursor of another epoch has no place in the session's log.
+REWOUND = "the session was rewound"
+OTHER_STORE = "the server's store is another one than before, such as a restored copy"
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The last event that a client has. ``epoch`` None is the present one."""
+
+    last_seq: int
+    epoch: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The first events after ``after_seq``; with ``is_gone`` the log begins later."""
+
+    after_seq: int
+    events: tuple[TokenEvent | Finished, ...]
+    is_gone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A session with a new reader: see `server.sessions.sessions.Sessions.resume`.
+
+    ``reset`` says why the events after the cursor are not available: then the events after
+    ``info.seq`` follow. ``first_page`` are the first events after ``first_seq``, read already.
+    """
+
+    info: SessionInfo
+    first_seq: int
+    reset: str | None
+    first_page: tuple[TokenEvent | Finished, ...] = ()
+
+
+def resumed(info: SessionInfo, cursor: Cursor, epoch_name: str, page: Page) -> Resumed:
+    """The session as ``info`` says, read from ``cursor`` on, where ``page`` begins.
+
+    ``epoch_name`` is that of its epoch.
+    """
+    if cursor.epoch is not None and cursor.epoch != epoch_name:
+        is_rewound = _store_of(cursor.epoch) == _store_of(epoch_name)
+        return Resumed(info, info.seq, REWOUND if is_rewound else OTHER_STORE)
+    if cursor.last_seq > info.seq:
+        return Resumed(info, info.seq, "the session has not had that many events")
+    if page.is_gone:
+        return Resumed(info, info.seq, "the log does not reach back that far")
+    return Resumed(info, cursor.last_seq, None, page.events)
+
+
+def resumed_elsewhere(session: str, cursor: Cursor, epoch_name: str) -> Resumed | None:
+    """A reset, for a session that the store does not have and another store may have had.
+
+    None where the cursor names no store or this one, to which ``epoch_name`` belongs.
+    """
+    if cursor.epoch is None or _store_of(cursor.epoch) == _store_of(epoch_name):
+        return None
+    lost = SessionInfo(session, 0, 0, False, 0.0, 0)
+    return Resumed(lost, 0, OTHER_STORE)
+
+
+def renamed(event: TokenEvent | Finished, request_id: str) -> TokenEvent | Finished:
+    """``event`` as one of the request ``request_id``."""
+    if isinstance(event, TokenEvent):
+        return event._replace(request_id=request_id)
+    return replace(event, request_id=request_id)
+
+
+def _store_of(epoch_name: str) -> str:
+    return epoch_name.rpartition("-")[0]
+
+
+# Questions to the store that take more than one of its methods. The store thread runs them.
+
+
+@dataclass(frozen=True, slots=True)
+class LogPage:
+    """Some entries of a log with their numbers, from ``start`` on; its next one gets ``end``."""
+
+    start: int
+    entries: Numbered
+    end: int
+
+
+def read_log(store: Store, session: str, owner: str, place: int | None) -> LogPage:
+    """The entries of a session's log from number ``place`` on; None is the oldest that is kept.
+
+    Raises `SessionNotFound`, `SessionBroken` or `HistoryGone`.
+    """
+    end = store.log_end(session, owner)
+    if place is not None and place > end:
+        return LogPage(place, [], end)
+    entries = store.entries(session, owner, place or 0, PAGE_EVENTS)
+    start = entries[0][0] if entries else end
+    if place not in (None, start):
+        raise HistoryGone("the stream begins later: older messages are no longer kept", "offset")
+    return LogPage(start, entries, max(end, start + len(entries)))
+
+
+def read_page(store: Store, session: str, owner: str, after_seq: int) -> Page:
+    """Raises `SessionNotFound` and `SessionBroken`."""
+    try:
+        return Page(after_seq, tuple(store.read(session, owner, after_seq, PAGE_EVENTS)))
+    except HistoryGone:
+        return Page(after_seq, (), is_gone=True)
+
+
+def load_session(
+    store: Store, session: str, owner: str, at: int | None = None, after_seq: int | None = None
+) -> tuple[Loaded, Page | None] | OwnedElsewhere:
+    """The session, as `Store.load` gives it, and the first page of its events after ``after_seq``.
+
+    Raises what `Store.load` raises, but returns `OwnedElsewhere`.
+    """
+    try:
+        loaded = store.load(session, owner, at)
+    except OwnedElsewhere as owned:
+        return owned
+    return loaded, None if after_seq is None else read_page(store, session, owner, after_seq)
+
+
+# Sessions that the engine does not have: loaded from the store, or from another replica.
+#
+# A command on a session is sent to the engine at once. Where the engine does not have the
+# session, the store is asked, and the same command is sent again with what it has loaded:
+# the engine restores the session and runs the command in one turn.
+
 
 #: A session that many replicas want may have continued before this one gets it.
 MAX_MOVES = 3

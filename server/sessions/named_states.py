@@ -11,12 +11,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from server.engine.value import SessionValue
+from server.engine.session import SessionValue
 from server.errors import RequestError
 from server.runtime.async_engine import AsyncEngine
-from server.store.base import Identity
-from server.store.errors import ImportRefused, StoreError
-from server.store.named_state import NamedState, export_state, import_state
+from server.store.base import Identity, ImportRefused, StoreError
+from server.store.portable import NamedState, export_state, import_state
 
 #: Of states that the store keeps, those used last stay in memory, up to so many bytes.
 MAX_CACHED_BYTES = 256 << 20

@@ -16,11 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Protocol
 
-from server.engine.prefix import Evicted, Prefix, PrefixHandle
-from server.engine.prefix_cache import FIRST_POWER
-from server.engine.token_ids import TokenArray
+from server.engine.prefixes import FIRST_POWER, Evicted, Prefix, PrefixHandle
+from server.engine.session import SessionValue
+from server.engine.text import TokenArray
 from server.engine.types import Request
-from server.engine.value import SessionValue
 from server.runtime.async_engine import AsyncEngine
 
 logger = logging.getLogger("everstream.prefixes")
@@ -38,7 +37,7 @@ class Prefixes(Protocol):
     def find(self, owner: str, tokens: Sequence[int], origin: str = "") -> Prefix | None:
         """The longest beginning of ``tokens`` that is here and not in memory.
 
-        See `server.engine.prefix.keys` for ``origin``.
+        See `server.engine.prefixes.keys` for ``origin``.
         """
 
     def named(self, owner: str, key: bytes) -> Prefix | None:

@@ -1,34 +1,85 @@
-"""Kept sessions wherever they are: in the engine, in the store, or at another replica.
-
-A session that the engine does not have is loaded when it is wanted. All methods
-belong to the async engine's event loop.
-"""
+"""Kept sessions wherever they are: in the engine, in the store, at another replica or in a file."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import nullcontext
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from server.engine.engine import Engine
+from server.engine.session import Past, SessionValue
 from server.engine.types import Finished, Request, SessionInfo, TokenEvent
-from server.engine.value import Past, SessionValue
 from server.errors import InvalidRequest, RequestError, SessionNotFound
 from server.runtime import commands
 from server.runtime.async_engine import AsyncEngine
 from server.runtime.commands import Absent, Call
-from server.runtime.request_registry import Sink
-from server.sessions.loader import Elsewhere, SessionLoader
+from server.runtime.readers import Sink
+from server.sessions.loader import (
+    PAGE_EVENTS,
+    AttachedElsewhere,
+    Cursor,
+    Elsewhere,
+    Handover,
+    LogPage,
+    Ownership,
+    Resumed,
+    SessionLoader,
+    read_log,
+    read_page,
+    renamed,
+    resumed,
+    resumed_elsewhere,
+)
 from server.sessions.named_states import NamedStates, StateNotFound
-from server.sessions.ownership import AttachedElsewhere, Handover, Ownership
 from server.sessions.prefix_tier import PrefixTier
-from server.sessions.questions import LogPage, read_log, read_page
-from server.sessions.quota import within_quota
-from server.sessions.resume import PAGE_EVENTS, Cursor, Resumed, renamed, resumed, resumed_elsewhere
-from server.store.base import Listed, Numbered
-from server.store.errors import OwnedElsewhere, SessionBroken
+from server.store.base import Identity, Listed, Numbered, OwnedElsewhere, SessionBroken
+from server.store.portable import export_session, import_session
+
+# The tenants' limits on kept sessions: how many there are, and the bytes that they take.
+
+
+@asynccontextmanager
+async def within_quota(async_engine: AsyncEngine, owner: str, num_new: int) -> AsyncIterator[None]:
+    """Checks that the owner may keep ``num_new`` more sessions. Raises `RateLimited`.
+
+    The sessions are made in the body. For an owner with a limit, one body runs at a time, so
+    that each check counts what the body before has made, also where that was cancelled.
+    """
+    tenant = async_engine.tenants.get(owner)
+    if tenant is None or tenant.limits.max_sessions is None or not num_new:
+        await _check(async_engine, owner, num_new)
+        yield
+        return
+    async with tenant.keeping:
+        await _check(async_engine, owner, num_new)
+        try:
+            yield
+        except asyncio.CancelledError:  # the engine may still make what it was asked for
+            await async_engine.settled()
+            raise
+
+
+async def _check(async_engine: AsyncEngine, owner: str, num_new: int) -> None:
+    tenant = async_engine.tenants.get(owner)
+    if tenant is None:
+        return
+    max_sessions, max_bytes = tenant.limits.max_sessions, tenant.limits.max_stored_bytes
+    if max_sessions is not None and num_new:
+        kept = await async_engine.ask_store(lambda store: store.list(owner, None, max_sessions))
+        tenant.check_room("max_sessions", len(kept) + num_new)
+    if max_bytes is not None:
+        num_bytes = await async_engine.ask_store(lambda store: store.stored_bytes(owner))
+        tenant.check_room("max_stored_bytes", num_bytes + 1)
+
+
+# Kept sessions wherever they are: in the engine, in the store, or at another replica.
+#
+# A session that the engine does not have is loaded when it is wanted. All methods
+# belong to the async engine's event loop.
+
 
 logger = logging.getLogger("everstream.sessions")
 
@@ -281,7 +332,7 @@ class Sessions:
     async def give(
         self, session: str, owner: str, handover: Handover
     ) -> SessionInfo | Absent | None:
-        """See `server.sessions.ownership.Owned`."""
+        """See `server.sessions.loader.Owned`."""
 
         def give(engine: Engine, now: float) -> SessionInfo | None:
             return engine.kept.give(session, owner, handover, now)
@@ -322,3 +373,36 @@ class Sessions:
     ) -> R:
         """What ``call`` gives on the engine thread, with the session loaded first if need be."""
         return (await self.loader.use(session, owner, call, handover, work=work))[0]
+
+
+# Sessions as files: signed on the way out, checked on the way in.
+
+
+@dataclass(frozen=True, slots=True)
+class Signing:
+    """What a state must belong to, and the key that vouches for it."""
+
+    identity: Identity
+    key: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """``key`` signs; with ``trust_unsigned`` a file that is not signed by it is taken too."""
+
+    sessions: Sessions
+    identity: Identity
+    key: bytes = field(repr=False)
+    trust_unsigned: bool = False
+
+    async def export(self, session: str, owner: str) -> bytes:
+        """The session as it is now, without what it runs. Raises `RequestError`."""
+        value = await self.sessions.value(session, owner)
+        return await asyncio.to_thread(export_session, value, self.identity, self.key)
+
+    async def take(self, data: bytes, owner: str) -> SessionInfo:
+        """A new session of ``owner`` from a file. Raises `RequestError`."""
+        value = await asyncio.to_thread(
+            import_session, data, self.identity, self.key, trust_unsigned=self.trust_unsigned
+        )
+        return await self.sessions.adopt(value, owner)

@@ -1,19 +1,254 @@
-"""What the server asks of a store of sessions, and what it gets back.
-
-One thread calls it, and every call blocks until it is done. What `Store.commit`
-has returned from is in the log for good, so that it may be sent.
-"""
+"""What the server asks of a store of sessions, what it gets back, and what can go wrong."""
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Protocol
 
 from model.tensor_spec import POSITION_BLOCK
+from server.engine.session import Entry, Record, SessionValue
 from server.engine.types import Finished, TokenEvent
-from server.engine.value import Entry, Record, SessionValue
-from server.store.files import Chunk
+from server.errors import RequestError
+
+# What can go wrong between a session and its store, each with a stable code.
+
+
+class StoreError(RequestError):
+    """The store cannot do this. A commit that fails changes nothing.
+
+    ``detail`` is for the operator: it may name files, hosts and users. `str` includes it;
+    ``message``, which clients get, does not.
+    """
+
+    code = "store_failed"
+
+    def __init__(self, message: str, param: str | None = None, detail: str = "") -> None:
+        super().__init__(message, param)
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.message}: {self.detail}" if self.detail else self.message
+
+
+class StoreFull(StoreError):
+    """There is no room for another record; it may come back."""
+
+    code = "store_full"
+
+
+class StoreFailed(StoreError):
+    """The disk or the file system reported an error; the next call begins with a recovery."""
+
+    code = "store_failed"
+
+
+class StoreLost(StoreError):
+    """The store came back without this session: its directory was emptied or replaced."""
+
+    code = "store_lost"
+
+
+class RecordRefused(StoreError):
+    """The database refuses the records of one session; other sessions are not affected."""
+
+    code = "record_refused"
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(f"the session store does not take this: {brief(reason)}")
+
+
+class SessionBroken(StoreError):
+    """The session is in quarantine: part of its log cannot be read or stored."""
+
+    code = "session_broken"
+
+    def __init__(
+        self,
+        message: str = "the session cannot continue: part of its log is unusable",
+        param: str = "session",
+    ) -> None:
+        super().__init__(message, param)
+
+
+class Fenced(StoreError):
+    """Another process has taken over the store; this one must neither write nor send."""
+
+    code = "store_taken"
+
+
+class StoreInUse(StoreError):
+    """Another process has the store and is alive."""
+
+    code = "store_in_use"
+
+
+class OwnedElsewhere(StoreError):
+    """Another replica owns the session, the one with the key ``replica``."""
+
+    code = "session_elsewhere"
+
+    def __init__(self, replica: int) -> None:
+        super().__init__("another replica has the session and does not answer; try again")
+        self.replica = replica
+
+
+class StoreTooNew(StoreError):
+    """A newer version of everstream has written this store."""
+
+    code = "store_too_new"
+
+
+class SnapshotMismatch(StoreError):
+    """The state belongs to other weights, another tokenizer, dtype, backend or layout."""
+
+    code = "snapshot_mismatch"
+
+
+class SnapshotBroken(StoreError):
+    """A state file is not what was written: missing, truncated or altered."""
+
+    code = "snapshot_broken"
+
+
+class ImportRefused(StoreError):
+    """A file that cannot be imported."""
+
+    code = "import_refused"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "file")
+
+
+class HistoryGone(StoreError):
+    """The requested part of the log is no longer kept."""
+
+    code = "history_gone"
+
+
+def brief(error: Exception) -> str:
+    """The first line of an error, as plain ASCII and short: it may quote what caused it."""
+    return ascii(str(error).strip().partition("\n")[0][:200])[1:-1]
+
+
+# The few operations on files that a store needs, so that a test can let each of them fail.
+
+
+Chunk = bytes | memoryview
+
+#: Errors of a disk, or of a quota, that has no room left.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Files(Protocol):
+    """Each raises `OSError`."""
+
+    def write(self, path: Path, chunks: Sequence[Chunk]) -> None:
+        """A new file of ``chunks``, or a new content of an old one."""
+
+    def allocate(self, path: Path, num_bytes: int) -> None:
+        """A new file of zeros that takes up ``num_bytes`` of the disk."""
+
+    def sync(self, path: Path) -> None:
+        """What was written is on the disk when this returns."""
+
+    def rename(self, path: Path, to: Path) -> None:
+        """Atomic: an open of ``to`` sees the old file or the new one."""
+
+    def sync_dir(self, path: Path) -> None:
+        """The names in a directory are on the disk when this returns."""
+
+    def unlink(self, path: Path) -> None:
+        """Removes a file."""
+
+    def read(self, path: Path) -> bytes:
+        """The whole file. Raises `OSError` for a symbolic link too."""
+
+
+class DiskFiles:
+    """The file system itself."""
+
+    def write(self, path: Path, chunks: Sequence[Chunk]) -> None:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        with os.fdopen(create(path), "wb", buffering=0) as file:
+            for chunk in chunks:
+                left = memoryview(chunk)
+                while left:
+                    left = left[file.write(left) :]
+
+    def allocate(self, path: Path, num_bytes: int) -> None:
+        with os.fdopen(create(path), "wb", buffering=0) as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, num_bytes)
+            else:
+                file.write(bytes(num_bytes))
+
+    def sync(self, path: Path) -> None:
+        _sync(path, os.O_RDWR)
+
+    def rename(self, path: Path, to: Path) -> None:
+        path.rename(to)
+
+    def sync_dir(self, path: Path) -> None:
+        _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink()
+
+    def read(self, path: Path) -> bytes:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            return file.read()
+
+
+def replace(files: Files, path: Path, chunks: Sequence[Chunk], is_synced: bool) -> None:
+    """Replaces a file atomically. The new name is durable when the folder has been synced."""
+    new = path.with_suffix(".new")
+    try:
+        files.write(new, chunks)
+        if is_synced:
+            files.sync(new)
+        files.rename(new, path)
+    except BaseException:
+        with suppress(OSError):  # it is found when leftovers are looked for
+            files.unlink(new)
+        raise
+
+
+def create(path: Path) -> int:
+    """A descriptor of an empty file that only its owner may read, whatever its folder allows."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+
+
+def make_private(path: Path) -> None:
+    """Makes the file if it is missing; takes the rights of others to it.
+
+    An existing file is not opened: to close it would free the locks that SQLite holds in
+    this process.
+    """
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        with suppress(PermissionError):  # another user's file, which this one may use
+            path.chmod(0o600)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# What the server asks of a store of sessions, and what it gets back.
+#
+# One thread calls it, and every call blocks until it is done. What `Store.commit`
+# has returned from is in the log for good, so that it may be sent.
+
 
 #: The fields of an `Identity` that are numbers.
 NUMBERS = ("state_bytes", "group_bytes", "context")

@@ -17,9 +17,7 @@ from zlib import crc32
 
 import orjson
 
-from server.engine.token_ids import TokenArray
-from server.engine.types import Finished, TokenEvent
-from server.engine.value import (
+from server.engine.session import (
     Accepted,
     Deleted,
     Entry,
@@ -29,6 +27,8 @@ from server.engine.value import (
     SessionValue,
     StateBlock,
 )
+from server.engine.text import TokenArray
+from server.engine.types import Finished, TokenEvent
 
 T = typing.TypeVar("T")
 

@@ -12,21 +12,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from server.engine.session import Record, StateBlock
 from server.engine.types import TokenEvent
-from server.engine.value import Record, StateBlock
-from server.store.base import Identity
+from server.store.base import Chunk, Identity, RecordRefused
 from server.store.codec import UNSTORABLE
-from server.store.errors import RecordRefused
-from server.store.files import Chunk
-from server.store.heads import Head
-from server.store.log import Log
-from server.store.log_rows import LoggedEntry, pack_row
-from server.store.saving import StoreClock, StoreLimits
+from server.store.log import Log, LoggedEntry, pack_row
 from server.store.snapshots import SnapshotRow, Snapshots, Unsaved
-from server.store.sqlite.database import SqliteDatabase
-from server.store.sqlite.upkeep import Upkeep
-from server.store.table_store import LocalStore
-from server.store.tables import Tables
+from server.store.sqlite.database import SqliteDatabase, Upkeep
+from server.store.table_store import LocalStore, StoreClock, StoreLimits
+from server.store.tables import Head, Tables
 
 MAX_KEYS = 100_000
 #: Of states that no other process shall read.
@@ -95,7 +89,7 @@ class MemoryLog(Log):
 
 
 class MemoryConnection:
-    """What `server.store.sqlite.connection.Connection` is, without a directory."""
+    """What `server.store.sqlite.store.Connection` is, without a directory."""
 
     def __init__(self, identity: Identity) -> None:
         self.database = SqliteDatabase(None, None, is_full=False)

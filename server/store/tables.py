@@ -1,14 +1,15 @@
-"""What the store's tables are asked and told about sessions, their logs and their keys."""
+"""What the store's tables are asked and told, in both databases, and the heads of the log."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
 
-from server.engine.types import Finished
-from server.engine.value import Accepted, Entry
-from server.store.base import Keyed
+from server.engine.session import Accepted, Entry, Opened, Rewound, Saved, SessionValue
+from server.engine.types import Finished, TokenEvent
+from server.store.base import Keyed, SessionBroken, StoreTooNew
 from server.store.codec import (
     Malformed,
     build,
@@ -16,11 +17,263 @@ from server.store.codec import (
     encode,
     pack_entries,
     row_sum,
+    running_after,
     unpack_entries,
 )
-from server.store.database import Database
-from server.store.errors import SessionBroken
-from server.store.heads import COLUMNS, Head, total_tokens
+
+# Where a session of the log is now, and its newest entries: kept in memory until there are many.
+#
+# One row for each session and tick would touch a page of the database for each; the
+# journal takes one row for all of them, and a session's entries reach a row of
+# their own some hundred at a time.
+
+
+#: What a row of the table has of a `Head`, in the order of its fields, and its checksum.
+COLUMNS = "key, id, owner, epoch, length, seq, running, num_entries, log_seq, journal, broken, sum"
+
+
+@dataclass(eq=False, slots=True)
+class Head:
+    """A session after its last entry.
+
+    ``tail`` are the entries from number ``num_stored`` on, the first of which came
+    with row ``tail_journal`` of the journal; ``tail_running`` is the request before
+    them. Events up to ``log_seq`` are no longer in the log. ``is_held`` while the
+    engine has the session. One that is ``broken``, and why, is in quarantine.
+    """
+
+    key: int
+    id: str
+    owner: str
+    epoch: int
+    length: int
+    seq: int
+    running: str | None
+    num_stored: int
+    log_seq: int
+    journal: int
+    broken: str | None = None
+    tail: list[Entry] = field(default_factory=list)
+    tail_journal: int = 0
+    tail_running: str | None = None
+    is_held: bool = False
+
+    @classmethod
+    def of(cls, key: int, value: SessionValue, journal: int) -> Head:
+        """A session that begins as ``value``; its entries will come after row ``journal``."""
+        running = running_after(Opened(value), None)
+        return cls(
+            key,
+            value.id,
+            value.owner,
+            value.epoch,
+            value.length,
+            value.seq,
+            running,
+            0,
+            value.seq,
+            journal,
+            tail_running=running,
+        )
+
+    @classmethod
+    def read(cls, row: Sequence[Any]) -> Head:
+        """The session of a row of the table; ``broken`` where the row was altered."""
+        *fields, stored = row
+        head = cls(*fields)
+        if head.broken is None and stored != head.sum:
+            head.broken = "its row was altered"
+        return head
+
+    @property
+    def sum(self) -> int:
+        """The checksum of the table's row, of what is stored.
+
+        The number of the write-ahead log's row is added: where it alone changes, SQL can do so too.
+        """
+        return self.journal + row_sum(
+            *(self.key, self.id, self.owner, self.epoch, self.length, self.seq),
+            *(self.running, self.num_stored),
+        )
+
+    @property
+    def num_entries(self) -> int:
+        return self.num_stored + len(self.tail)
+
+    def add_token(self, entry: TokenEvent, journal: int) -> int:
+        """See `add`; returns how long the tail is now."""
+        tail = self.tail
+        if not tail:
+            self.tail_journal, self.tail_running = journal, self.running
+        tail.append(entry)
+        self.running, self.seq, self.length = entry[0], entry[1], entry[2] + 1
+        self.is_held = True
+        return len(tail)
+
+    def add(self, entry: Entry, journal: int) -> None:
+        """Brings the session forward by ``entry``, which came with row ``journal``."""
+        if isinstance(entry, TokenEvent):
+            self.add_token(entry, journal)
+            return
+        self.is_held = not (isinstance(entry, Saved) and entry.evicted)
+        if not self.tail:
+            self.tail_journal, self.tail_running = journal, self.running
+        self.running = running_after(entry, self.running)
+        self.length = length_after(entry, self.length)
+        if isinstance(entry, Accepted | Finished):
+            self.tail.append(entry)
+            self.seq = entry.seq
+        elif isinstance(entry, Rewound | Saved):
+            self.epoch, self.seq = entry.value.epoch, entry.value.seq
+            if isinstance(entry, Rewound):
+                self.tail.append(as_logged(entry))
+
+
+def length_after(entry: Entry, length: int) -> int:
+    """Tokens of text after ``entry``, where there were ``length`` before it."""
+    match entry:
+        case TokenEvent():
+            return entry.position + 1
+        case Accepted():
+            return entry.length + len(entry.tokens)
+        case Finished():
+            return entry.position  # shorter where it was cancelled within its prompt
+        case Rewound():
+            return entry.value.length
+    return length
+
+
+def num_tokens(entry: Entry) -> int:
+    """What ``entry`` counts for where a log may have so many tokens."""
+    return len(entry.tokens) if isinstance(entry, Accepted) else 1
+
+
+def total_tokens(entries: Sequence[Entry]) -> int:
+    """The sum of `num_tokens`."""
+    prompts = (len(entry.tokens) - 1 for entry in entries if type(entry) is Accepted)
+    return len(entries) + sum(prompts)
+
+
+def as_logged(entry: Entry) -> Entry:
+    """``entry`` as the log keeps it: states live in snapshots."""
+    if isinstance(entry, Rewound):
+        return Rewound(replace(entry.value, state=None))
+    return entry
+
+
+# What both databases have: the way to ask them, the tables, and the formats that are known.
+#
+# Each database adds what it alone has: `server.store.sqlite.database` and
+# `server.store.postgres.database`. Checksums are described in `server.store.codec`.
+
+
+class Database(Protocol):
+    """A connection. Statements have a question mark for each parameter."""
+
+    @property
+    def execute(self) -> Callable[..., Any]: ...
+    def transaction(self, synced: bool = True) -> AbstractContextManager[None]: ...
+    def savepoint(self) -> AbstractContextManager[None]: ...
+    def set_meta(self, name: str, value: object) -> None: ...
+
+
+#: For `str.format`, with the names of types; ``end`` and ``end_by_key`` follow lists of columns.
+TABLES = """
+    CREATE TABLE identity (key {row_key}, fields {text} NOT NULL UNIQUE){end};
+
+    -- As it was after the commit of number `journal`. Times are seconds of the store's clock.
+    -- `broken` is why a session is in quarantine.
+    CREATE TABLE session (
+        key {session_key},
+        id {text} NOT NULL UNIQUE,
+        owner {text} NOT NULL,
+        epoch {integer} NOT NULL,
+        length {integer} NOT NULL,
+        seq {integer} NOT NULL,
+        running {text},
+        num_entries {integer} NOT NULL,
+        log_seq {integer} NOT NULL,
+        log_tokens {integer} NOT NULL DEFAULT 0,
+        bytes {integer} NOT NULL DEFAULT 0,
+        journal {integer} NOT NULL,
+        created_s {real} NOT NULL,
+        used_s {real} NOT NULL,
+        broken {text},
+        sum {integer} NOT NULL
+    ){end};
+    CREATE INDEX session_owner ON session (owner, id);
+    CREATE INDEX session_used ON session (used_s);
+    CREATE INDEX session_running ON session (id) WHERE running IS NOT NULL;
+
+    -- Entries `first` <= number < `end` of a session's log; `running` is the request before them.
+    CREATE TABLE segment (
+        session {integer} NOT NULL,
+        first {integer} NOT NULL,
+        "end" {integer} NOT NULL,
+        last_seq {integer} NOT NULL,
+        num_tokens {integer} NOT NULL,
+        running {text},
+        data {blob} NOT NULL,
+        sum {integer} NOT NULL,
+        PRIMARY KEY (session, first)
+    ){end};
+
+    -- A value, before the entry of number `place`. The state is in `file`, if there is one.
+    CREATE TABLE snapshot (
+        key {row_key},
+        session {integer} NOT NULL,
+        place {integer} NOT NULL,
+        length {integer} NOT NULL,
+        identity {integer} NOT NULL,
+        value {text} NOT NULL,
+        file {text},
+        bytes {integer} NOT NULL,
+        sum {integer} NOT NULL
+    ){end};
+    CREATE INDEX snapshot_session ON snapshot (session);
+    CREATE INDEX snapshot_file ON snapshot (file) WHERE file IS NOT NULL;
+
+    -- `gone_s` is when the session was deleted. `note` came with the request, and is kept for as
+    -- long as its session.
+    CREATE TABLE request_key (
+        owner {text} NOT NULL,
+        key {text} NOT NULL,
+        session {integer} NOT NULL,
+        session_id {text} NOT NULL,
+        request_id {text} NOT NULL,
+        first_seq {integer} NOT NULL,
+        length {integer} NOT NULL,
+        is_append {integer} NOT NULL,
+        finished {text},
+        gone_s {real},
+        note {text},
+        sum {integer} NOT NULL,
+        note_sum {integer},
+        PRIMARY KEY (owner, key)
+    ){end_by_key};
+    CREATE INDEX request_key_session ON request_key (session);
+    CREATE INDEX request_key_gone ON request_key (gone_s) WHERE gone_s IS NOT NULL;
+"""
+
+#: From format 1 to format 2: a snapshot within a prompt leads to shorter texts than its own. Rows
+#: of format 1 have the length of their texts there, and so are found for no shorter one.
+SECOND = "ALTER TABLE snapshot RENAME COLUMN length TO min_length"
+
+
+def refuse_unknown(version: int, newest: int, store: str, place: str) -> None:
+    """Raises `StoreTooNew` unless a ``store`` has a format from 0, no tables, to ``newest``.
+
+    ``place`` is what the operator can name instead.
+    """
+    if not 0 <= version <= newest:
+        raise StoreTooNew(
+            f"{store} has format {version}, and this version of everstream knows "
+            f"{newest}: use a newer one, or another {place}"
+        )
+
+
+# What the store's tables are asked and told about sessions, their logs and their keys.
+
 
 _HEAD_BY_ID = f"SELECT {COLUMNS} FROM session WHERE id = ?"  # noqa: S608
 _HEAD_BY_KEY = _HEAD_BY_ID.replace("WHERE id", "WHERE key")

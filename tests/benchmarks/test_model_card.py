@@ -25,7 +25,7 @@ from model.bundled_models import DEFAULT_NAME
 from model.checkpoint import load_checkpoint
 from model.hub.base import whole_models
 from server.cli.main import app
-from server.engine.sampling_defaults import published
+from server.engine.sampling import published
 from tests.tiny import TEXT, tiny_tokenizer
 
 RESULT = read()

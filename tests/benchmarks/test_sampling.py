@@ -16,7 +16,7 @@ from benchmarks.sampling import (
     words_of,
 )
 from model.bundled_models import DEFAULT_NAME
-from server.engine.sampling_defaults import DEFAULTS
+from server.engine.sampling import DEFAULTS
 from server.engine.types import SamplingParams
 from tests.tiny import TEXT, tiny_checkpoint
 

@@ -12,8 +12,7 @@ from benchmarks.report import RESULTS, read_result
 from benchmarks.speculation.__main__ import Bench, Round, gains, in_turn
 from benchmarks.speculation.texts import NUM_RECORDS, SCHEMA, Text, records, story, texts
 from model.native.runtime import built
-from server.engine.draft_costs import DraftCosts
-from server.engine.suffix_drafter import SuffixDrafter
+from server.engine.drafts import DraftCosts, SuffixDrafter
 from server.models.backend import open_backend
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
 

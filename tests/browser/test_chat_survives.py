@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from server.api.auth.keyring import digest_of
+from server.api.auth import digest_of
 from tests.browser.conftest import STUCK_MS, Visit
 from tests.chatty import lines_of_chance, write_chatty
 from tests.reliability.servers import ServerProcess

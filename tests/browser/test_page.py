@@ -8,7 +8,7 @@ from urllib.parse import urljoin
 import pytest
 from playwright.sync_api import Page, expect
 
-from server.engine.sampling_defaults import published
+from server.engine.sampling import published
 from tests.browser.conftest import Visit
 from tests.browser.reading import (
     ENDLESS,

@@ -19,7 +19,7 @@ from typing import Self
 import httpx
 import pytest
 
-from server.api.auth.keyring import digest_of
+from server.api.auth import digest_of
 from tests.chatty import lines_of_chance, write_chatty
 from tests.reliability.servers import ROOT, ServerProcess
 

@@ -11,8 +11,7 @@ import pytest
 
 from model.checkpoint import load_checkpoint
 from model.state import StateLayout
-from server.engine.cpu_state_pool import CpuStatePool
-from server.engine.runner import Feed, TokenScore
+from server.engine.runner import CpuStatePool, Feed, TokenScore
 from server.engine.types import SamplingParams
 from server.models.backend import Backend, open_backend
 from tests.chosen_model import bundled_model

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from server.config.errors import PREFIX
-from server.config.settings import ServerConfig
+from server.config.settings import PREFIX, ServerConfig
 from tests.deploy.manifests import DEPLOY
 
 UNIT = DEPLOY / "systemd" / "everstream.service"

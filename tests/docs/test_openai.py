@@ -18,12 +18,12 @@ from server.api.openai.bodies import (
     ScoreBody,
     TokenizeBody,
 )
-from server.api.openai.chat.schemas import ChatBody
+from server.api.openai.chat.body import ChatBody
 from server.api.openai.responses.schemas import ResponseCreate, ResponsesBody
 from server.api.schemas.parse import parse_body
 from server.api.schemas.requests import Sampling
 from server.api.schemas.wire import Refusal, Wire
-from server.engine.sampling_defaults import DEFAULTS, FIELDS
+from server.engine.sampling import DEFAULTS, FIELDS
 from server.errors import InvalidRequest
 from tests.docs.pages import json_examples, names, page, rows, section
 

@@ -14,17 +14,9 @@ from starlette.routing import Route
 from benchmarks import sse
 from server.api.app import ROUTERS
 from server.api.errors import OUTCOMES, error_body
-from server.api.frames import (
-    FrameWriter,
-    created_frame,
-    encode,
-    error_frame,
-    resumed_frame,
-)
+from server.api.events import FrameWriter, created_frame, encode, error_frame, resumed_frame
 from server.api.openai.bodies import CompletionBody
-from server.api.openai.completions.parts import Completion
-from server.api.openai.completions.writer import CompletionWriter
-from server.api.schemas.frame_models import AnyFrame
+from server.api.openai.completions import Completion, CompletionWriter
 from server.api.schemas.parse import parse_body, parse_message
 from server.api.schemas.requests import (
     MESSAGE_TYPES,
@@ -37,6 +29,7 @@ from server.api.schemas.requests import (
     Sampling,
 )
 from server.api.schemas.responses import (
+    AnyFrame,
     Appended,
     Forked,
     ModelList,
@@ -57,7 +50,7 @@ from server.engine.types import (
     Usage,
 )
 from server.errors import InvalidRequest, SessionNotFound
-from server.sessions.resume import Resumed
+from server.sessions.loader import Resumed
 from tests.docs.pages import json_examples, names, page, rows, section
 from tests.fakes import MODEL
 

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from server.api.middleware.gate import MAX_HEAD_BYTES
-from server.api.middleware.limits import BODY_TIMEOUT_S
+from server.api.gate import MAX_HEAD_BYTES
+from server.api.middleware import BODY_TIMEOUT_S
 from server.config.settings import ServerConfig
 from tests.docs.pages import DOCS, names, page, rows, section
 

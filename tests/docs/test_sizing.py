@@ -15,9 +15,9 @@ from model.state import StateLayout
 from model.weights import num_parameters
 from server.cli.inspect import SERVED_BYTES
 from server.config.settings import SHARED_SAVE_INTERVAL
-from server.store.saving import StoreLimits
-from server.store.sqlite.database import FILE_NAME
+from server.store.sqlite.database import DATABASE_FILE
 from server.store.sqlite.store import open_store
+from server.store.table_store import StoreLimits
 from tests.docs.pages import DOCS, flowed, page, rows, section
 from tests.server.store.records import IDENTITY, Writer
 
@@ -64,7 +64,7 @@ def test_log_of_a_million_tokens_has_the_size_that_the_page_says(tmp_path: Path)
     store.commit([writer.finished(), writer.saved(evicted=True)])
     store.compact()
     store.close()
-    megabytes = (tmp_path / FILE_NAME).stat().st_size / number
+    megabytes = (tmp_path / DATABASE_FILE).stat().st_size / number
     assert 40 < megabytes < 50
     assert "about 45 MB for each million tokens" in flowed(TEXT)
 

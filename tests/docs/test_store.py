@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from server.store.database import TABLES
 from server.store.log import MAX_JOURNAL_ROWS, SEGMENT_ENTRIES
+from server.store.postgres import database as shared
 from server.store.postgres import log as shared_log
-from server.store.postgres import migrations as shared
 from server.store.sqlite import database as sqlite
-from server.store.sqlite.upkeep import CHECKPOINT_PAGES
+from server.store.sqlite.database import CHECKPOINT_PAGES
+from server.store.tables import TABLES
 from tests.docs.pages import flowed, names, page, rows, section
 
 ROOT = Path(__file__).parents[2]

@@ -8,15 +8,16 @@ import re
 import pytest
 from pydantic import TypeAdapter
 
-from server.api.schemas import formats
-from server.constraints import compiler, json_schema
-from server.constraints.child import TrialLimits
+from server.api.schemas import requests
+from server.constraints import compiler
+from server.constraints import schema as json_schema
+from server.constraints.compiler import TrialLimits
 from tests.docs.pages import names, page, rows, section
 from tests.server.constraints.drawing import compiled, draw
 
 TEXT = page("structured-output.md")
 COMMANDS = re.findall(r"^curl .* -d '(.*)'$", TEXT, re.MULTILINE)
-FORMAT: TypeAdapter[formats.ResponseFormat] = TypeAdapter(formats.ResponseFormat)
+FORMAT: TypeAdapter[requests.ResponseFormat] = TypeAdapter(requests.ResponseFormat)
 
 
 @pytest.mark.parametrize("body", COMMANDS)
@@ -29,7 +30,7 @@ def test_example_is_a_format_that_its_tokens_suffice_for(body: str) -> None:
 
 def test_every_format_is_in_the_table() -> None:
     told = {names(row[0])[0] for row in rows(section(TEXT, "Formats"))}
-    choices = TypeAdapter(formats.ResponseFormat).json_schema()["discriminator"]["mapping"]
+    choices = TypeAdapter(requests.ResponseFormat).json_schema()["discriminator"]["mapping"]
     assert told == set(choices)
 
 
@@ -44,11 +45,11 @@ def test_limits_are_those_of_the_code() -> None:
     told = {row[0]: row[1] for row in rows(section(TEXT, "Limits")) if len(row) == 2}
     trial = TrialLimits()
     assert told == {
-        "a schema": f"{formats.MAX_SCHEMA_BYTES >> 10} KiB, {formats.MAX_SCHEMA_DEPTH} levels",
-        "a regular expression": f"{formats.MAX_REGEX_CHARS} characters",
-        "a grammar": f"{formats.MAX_GRAMMAR_CHARS} characters",
-        "choices": f"{formats.MAX_CHOICES}, of {formats.MAX_CHOICE_CHARS} characters, "
-        f"{formats.MAX_CHOICES_CHARS} in all",
+        "a schema": f"{requests.MAX_SCHEMA_BYTES >> 10} KiB, {requests.MAX_SCHEMA_DEPTH} levels",
+        "a regular expression": f"{requests.MAX_REGEX_CHARS} characters",
+        "a grammar": f"{requests.MAX_GRAMMAR_CHARS} characters",
+        "choices": f"{requests.MAX_LISTED_TEXTS}, of {requests.MAX_CHOICE_CHARS} characters, "
+        f"{requests.MAX_CHOICES_CHARS} in all",
         "trying a format": f"{trial.max_cpu_s:g} s of processor time, {trial.timeout_s:g} s, "
         f"{trial.max_memory_bytes >> 20} MiB",
         "formats that wait": f"{compiler.MAX_WAITING} for each tenant and model; the next gets 429",

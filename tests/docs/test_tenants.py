@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from server.api.auth.keys_file import Limits
-from server.api.auth.scopes import ALL_SCOPES, ROUTES
+from server.api.auth import ALL_SCOPES, ROUTES, Limits
 from tests.docs.pages import names, page, rows, section
 
 OPENS = {names(row[0])[0]: row[1] for row in rows(section(page("tenants.md"), "Scopes"))}

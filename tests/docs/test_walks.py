@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from docs.walks import Place, Walk, walks
-from server.config.sources import ModelSource
+from server.config.values import ModelSource
 from tests.postgres import Postgres
 from tests.tiny import write_model
 
 #: What every walk passes through, on its way to the engine and back.
 WAY_STATIONS = {
-    Place("server/runtime/command_queue.py", "CommandQueue.post"),
+    Place("server/runtime/queues.py", "CommandQueue.post"),
     Place("server/engine/engine.py", "Engine.step"),
     Place("model/native/runtime.py", "Runtime.run"),
-    Place("server/runtime/event_queue.py", "EventQueue.put"),
+    Place("server/runtime/queues.py", "EventQueue.put"),
 }
 
 

@@ -22,17 +22,15 @@ import typer
 from model.checkpoint import load_checkpoint
 from model.files import FileError, read_file
 from model.weights import StoredWeights
-from server.api.auth.keys_file import limits_by_name, read_keys
+from server.api.auth import limits_by_name, read_keys
 from server.cli import state as state_commands
-from server.config.file import read_config_file
-from server.config.settings import ServerConfig
-from server.config.sources import ModelSource
-from server.constraints.vocabulary import Vocabulary
+from server.config.settings import ServerConfig, read_config_file
+from server.config.values import ModelSource
+from server.constraints.grammar import Vocabulary
 from server.engine.engine import EngineConfig
 from server.errors import RequestError
 from server.models.backend import BackendError, open_backend
-from server.models.factory import ModelBuilder
-from server.models.state_files import read_state
+from server.models.build import ModelBuilder, read_state
 from server.store.base import Identity
 from server.store.portable import import_session
 
@@ -107,7 +105,7 @@ def attempt(entry: str, path: Path, about: Any) -> tuple[str, str]:
         ENTRIES[entry](path, about)
     except (FileError, RequestError, BackendError) as error:
         return "refused", str(error)
-    except OSError as error:  # as `server.cli.commands` has it
+    except OSError as error:  # as `server.cli.main` has it
         if error.filename is None:
             return "fell", traceback.format_exc()
         return "refused", f"{error.filename}: {error.strerror}"

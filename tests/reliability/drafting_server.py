@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from model.state import StateLayout
 from server.cli.main import app
-from server.engine.cpu_state_pool import CpuStatePool
-from server.engine.draft_costs import DraftCosts
-from server.engine.drafter import Drafter
+from server.engine.drafts import MAX_STREAMS, DraftCosts, Drafter, SuffixDrafter
 from server.engine.model_drafter import ModelDrafter
-from server.engine.suffix_drafter import MAX_STREAMS, SuffixDrafter
-from server.models import factory
+from server.engine.runner import CpuStatePool
+from server.models import build
 from server.models.backend import Backend
 
 #: Rows that cost nothing: what may be right is drafted.
@@ -25,5 +23,5 @@ def _open_drafter(backend: Backend, draft: Backend | None = None) -> Drafter:
 
 
 if __name__ == "__main__":
-    factory.open_drafter = _open_drafter
+    build.open_drafter = _open_drafter
     app()

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, cast
 
 from server.api.app import create_app
 from server.config.settings import ServerConfig
-from server.engine.value import Record
+from server.engine.session import Record
 from server.http.server import bind, serve
 from server.observability.metrics import Metrics
 from server.runtime.async_engine import AsyncEngine

@@ -9,7 +9,7 @@ from typing import Any
 from model.bundled_models import DEFAULT_MODEL
 from model.checkpoint import load_checkpoint
 from server.engine.engine import EngineConfig
-from server.engine.sampling_defaults import with_defaults
+from server.engine.sampling import with_defaults
 from server.engine.types import Request
 from server.models.backend import open_backend
 from tests.reliability.history import History, Log

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from server.store.errors import StoreError
-from server.store.sqlite.check import problems
-from server.store.sqlite.lock import Waiting
+from server.store.base import StoreError
+from server.store.sqlite.database import Waiting
+from server.store.sqlite.maintenance import problems
 from server.store.sqlite.store import SqliteStore, open_store
 from tests.server.store.faults import Faults, FaultyFiles, FaultyVfs
 from tests.server.store.records import IDENTITY

@@ -11,9 +11,9 @@ from pathlib import Path
 import apsw
 import pytest
 
-from server.engine.value import Entry
+from server.engine.session import Entry
 from server.store.base import Store
-from server.store.sqlite.check import problems
+from server.store.sqlite.maintenance import problems
 from server.store.sqlite.store import open_store
 from tests.server.store.records import IDENTITY, Writer
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from server.engine.value import SessionValue
+from server.engine.session import SessionValue
 from tests.reliability.history import History, event_of_frame
 from tests.reliability.odometer import Odometer
 from tests.reliability.servers import ServerProcess, eventually

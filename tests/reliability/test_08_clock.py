@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 import server.store
-from server.store.errors import StoreInUse
-from server.store.saving import StoreClock, StoreLimits
-from server.store.sqlite.lock import Waiting
+from server.store.base import StoreInUse
+from server.store.sqlite.database import Waiting
 from server.store.sqlite.store import SqliteStore, open_store
+from server.store.table_store import StoreClock, StoreLimits
 from tests.server.store.records import IDENTITY, Writer
 
 DAY_S = 86_400.0

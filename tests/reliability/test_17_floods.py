@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from benchmarks.websocket import BINARY, CONTINUATION, PING, PONG, TEXT, frame, text
-from server.http.websocket_protocol import MAX_FRAGMENTS
+from server.http.protocols import MAX_FRAGMENTS
 from tests.reliability.bystander import Bystander, bystander
 from tests.reliability.raw_websocket import RawWebSocket, connected, opened
 from tests.reliability.servers import FAKE, ServerProcess

@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from benchmarks.websocket import handshake
-from server.api.middleware.limits import BODY_TIMEOUT_S
-from server.http.http_protocol import LINGER_S, HttpProtocol
+from server.api.middleware import BODY_TIMEOUT_S
+from server.http.protocols import LINGER_S, HttpProtocol, WebSocketProtocol
 from server.http.server import TCP_USER_TIMEOUT_MS
-from server.http.websocket_protocol import WebSocketProtocol
 from tests.reliability.bystander import bystander
 from tests.reliability.raw_websocket import RawWebSocket, connected
 from tests.reliability.servers import FAKE, STUCK_S, ServerProcess, eventually

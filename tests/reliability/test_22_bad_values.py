@@ -16,9 +16,9 @@ import pytest
 from benchmarks.websocket import TEXT, frame
 from server.api.openai.bodies import CompletionBody
 from server.api.schemas.requests import Append, Generate
-from server.engine.prefix import PrefixHandle
+from server.engine.prefixes import PrefixHandle
+from server.engine.session import SessionValue
 from server.engine.types import Request
-from server.engine.value import SessionValue
 from tests.fakes import FakeEngine
 from tests.reliability.bystander import Bystander, bystander
 from tests.reliability.raw_websocket import opened

@@ -7,7 +7,7 @@ import pytest
 
 from model.state import StateLayout
 from server.engine.engine import Engine
-from server.engine.value import Saved
+from server.engine.session import Saved
 from server.errors import SessionNotFound
 from tests.reliability.engines import BACKENDS, Model, check_baseline
 from tests.server.engine.ledger import Ledger

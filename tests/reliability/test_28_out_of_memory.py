@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from server.engine.engine import Engine
-from server.engine.executor import CALM_STEPS
 from server.engine.runner import Feed
+from server.engine.step import CALM_STEPS
 from server.engine.types import Failed
 from server.errors import OutOfMemory
 from tests.reliability.engines import BACKENDS, Model, check_baseline

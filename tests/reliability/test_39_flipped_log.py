@@ -18,13 +18,12 @@ from typing import Any, NamedTuple
 import apsw
 import pytest
 
-from server.engine.value import Accepted
+from server.engine.session import Accepted
 from server.errors import RequestError
-from server.store.base import Events, Keyed, Numbered, Store
+from server.store.base import Events, Keyed, Numbered, SessionBroken, SnapshotBroken, Store
 from server.store.codec import decode_value
-from server.store.errors import SessionBroken, SnapshotBroken
-from server.store.sqlite.check import problems
-from server.store.sqlite.database import FILE_NAME
+from server.store.sqlite.database import DATABASE_FILE
+from server.store.sqlite.maintenance import problems
 from server.store.sqlite.store import open_store
 from tests.reliability.history import History
 from tests.reliability.odometer import Odometer
@@ -86,7 +85,7 @@ def dead(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store.commit([two.token("é"), one.token(), copy.token()])
     shutil.copytree(path / "live", path / "dead")
     store.close()
-    with apsw.Connection(str(path / "dead" / FILE_NAME)) as connection:
+    with apsw.Connection(str(path / "dead" / DATABASE_FILE)) as connection:
         connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
     return path / "dead"
 
@@ -122,7 +121,7 @@ class copied:  # noqa: N801 - a context
 
 
 def connected(path: Path, alter: Callable[[Any], Any]) -> Any:
-    connection = apsw.Connection(str(path / FILE_NAME))
+    connection = apsw.Connection(str(path / DATABASE_FILE))
     try:
         return alter(connection.execute)
     finally:

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from server.cli.backup import backup_command
-from server.store.sqlite.backup import renew_id
-from server.store.sqlite.check import problems
+from server.cli.store import backup_command
+from server.store.sqlite.maintenance import problems, renew_id
 from tests.docs.pages import page
 from tests.postgres import Postgres, binaries
 from tests.reliability.history import History

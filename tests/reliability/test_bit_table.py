@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from server.engine.engine import Engine
-from server.engine.value import Past
+from server.engine.session import Past
 from server.errors import InternalFailure
 from server.store.base import Identity
 from server.store.portable import export_session, import_session

@@ -12,9 +12,9 @@ from tests.tiny import write_model
 #: In a process of its own: the limit is the whole process's.
 CODE = """
 import resource, sys
-from server.models.factory import build_models
+from server.models.build import build_models
 from server.config.settings import ServerConfig
-from server.config.sources import model_source
+from server.config.values import model_source
 
 source = model_source(sys.argv[1])
 config = ServerConfig(model=(source,), store="memory", threads=1, speculation="off")

@@ -17,12 +17,11 @@ from pydantic import TypeAdapter
 from websockets.asyncio.client import connect
 
 from server.api.openai.bodies import CompletionBody
-from server.api.openai.chat.schemas import ChatBody
+from server.api.openai.chat.body import ChatBody
 from server.api.openai.responses.schemas import ResponseCreate
 from server.api.routes.models import LoadModelBody, ReloadModelBody
-from server.api.schemas import names
-from server.api.schemas.formats import FormatPart
-from server.api.schemas.requests import Message
+from server.api.schemas import wire
+from server.api.schemas.requests import FormatPart, Message
 from server.api.schemas.wire import Wire
 from tests.postgres import Postgres
 from tests.reliability.servers import STUCK_S, ServerProcess
@@ -93,7 +92,7 @@ def test_documented_pattern_matches_the_check() -> None:
     import re
 
     for code in range(0x2100):
-        assert bool(re.search(names.PATTERN, chr(code) + "a")) != names.has_control(chr(code))
+        assert bool(re.search(wire.PATTERN, chr(code) + "a")) != wire.has_control(chr(code))
 
 
 # Bodies and messages, found from their schemas
@@ -105,7 +104,7 @@ def named_fields(model: Any) -> list[str]:
     return [
         field
         for field, part in schema["properties"].items()
-        if any(found.get("pattern") == names.PATTERN for _, found in strings(part))
+        if any(found.get("pattern") == wire.PATTERN for _, found in strings(part))
     ]
 
 
@@ -130,7 +129,7 @@ MESSAGES = [
     for field, part in TypeAdapter(Message)
     .json_schema()["$defs"][ref.rpartition("/")[2]]["properties"]
     .items()
-    if any(found.get("pattern") == names.PATTERN for _, found in strings(part))
+    if any(found.get("pattern") == wire.PATTERN for _, found in strings(part))
 ]
 MESSAGE_BASE = {
     "create": {},

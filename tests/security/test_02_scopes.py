@@ -17,7 +17,7 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from server.api.auth.scopes import ALL_SCOPES, OPEN, ROUTES
+from server.api.auth import ALL_SCOPES, OPEN, ROUTES
 from tests.server.harness import Running, running
 
 SCOPES = sorted(ALL_SCOPES)

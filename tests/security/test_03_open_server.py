@@ -15,7 +15,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from server.api.middleware.hosts import name_of
+from server.api.middleware import name_of
 from tests.reliability.servers import LOCAL, ROOT, STUCK_S, ServerProcess
 from tests.server.harness import Running, running
 

@@ -9,12 +9,12 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from server.api.errors import MAX_MESSAGE_CHARS, error_object
-from server.api.openai.chat.messages import FunctionDefinition
-from server.api.schemas.formats import FormatPart, JsonSchema
+from server.api.openai.messages import FunctionDefinition
+from server.api.schemas.requests import FormatPart, JsonSchema
 from server.api.schemas.wire import Wire
 from server.errors import invalid
-from server.store.errors import SnapshotMismatch
-from server.store.state_file import check_identity
+from server.store.base import SnapshotMismatch
+from server.store.snapshots import check_identity
 from tests.security.test_01_names import kinds
 from tests.server.harness import Running
 from tests.server.one_model import SIGNING

@@ -14,7 +14,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from benchmarks import sse
-from server.api.auth.keys_file import KeysFileError, read_keys
+from server.api.auth import KeysFileError, read_keys
 from tests.server.harness import Running, receive, running, send
 
 GONE, STAYS = "key-that-goes", "key-that-stays"

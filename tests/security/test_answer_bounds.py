@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import sse
 from server.errors import RequestError
-from server.models.large_answers import AT_ONCE, MAX_INLINE_BYTES, LargeAnswers
+from server.models.service import AT_ONCE, MAX_INLINE_BYTES, LargeAnswers
 from tests.fakes import FakeEngine
 from tests.server.harness import Running, running
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.websocket import handshake
-from server.api.middleware.connections import SPARE
+from server.api.connections import SPARE
 from tests.reliability.history import History
 from tests.reliability.odometer import Odometer
 from tests.reliability.raw_websocket import connected
@@ -24,7 +24,7 @@ from tests.reliability.streams import ENDLESS, KeptStream
 from tests.tiny import write_model
 
 MAX_FILES = 128
-#: What is left of them for connections: see `server.http.descriptors`.
+#: What is left of them for connections: see `server.http.server`.
 MAX_OPEN = 64
 MAX_ADMITTED = MAX_OPEN - SPARE
 MANY = 300

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from server.api.openai.responses import reading as responses_reading
-from server.models.large_answers import LargeAnswers
+from server.api.openai.responses import stored as responses_reading
+from server.models.service import LargeAnswers
 from tests.fakes import FakeEngine
 from tests.server.api.openai.responding import ask, asked, create, get, socket_of, until_end
 from tests.server.harness import Gate, Running, running

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
+from server.api import stream as websocket
 from server.api.openai.responses import socket as responses_socket
-from server.api.openai.responses.note import Note
+from server.api.openai.responses.items import Note
 from server.api.openai.responses.socket import MAX_REMEMBERED, RecentTurns
-from server.api.websocket import stream as websocket
 from tests.reliability.servers import socket_to
 from tests.server.api.keys import ALICE
 from tests.server.api.openai.responding import ASKED

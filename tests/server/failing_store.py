@@ -6,8 +6,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from server.engine.value import Record
-from server.store.errors import StoreError
+from server.engine.session import Record
+from server.store.base import StoreError
 from server.store.memory_store import MemoryStore
 
 

@@ -18,12 +18,12 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from model.chat.template import ChatTemplate
 from server.api.app import create_app
-from server.api.schemas.frame_models import AnyFrame
+from server.api.schemas.responses import AnyFrame
 from server.config.settings import ServerConfig
 from server.constraints.compiler import FormatCompiler
+from server.engine.session import SessionValue
 from server.engine.types import EngineStats, Request, SamplingParams
-from server.engine.value import SessionValue
-from server.http.http_protocol import HttpProtocol
+from server.http.protocols import HttpProtocol
 from server.http.server import PING_TIMEOUT_S, TCP_USER_TIMEOUT_MS, Server, bind
 from server.observability.metrics import Metrics
 from server.runtime.async_engine import AsyncEngine

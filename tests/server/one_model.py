@@ -11,11 +11,10 @@ from model.chat.template import ChatTemplate
 from model.tokenizer import Tokenizer
 from server.config.settings import ServerConfig
 from server.constraints.compiler import FormatCompiler
-from server.models.info import ModelInfo
 from server.models.registry import Models
-from server.models.service import make_service
+from server.models.service import ModelInfo, make_service
 from server.runtime.async_engine import AsyncEngine
-from server.sessions.transfer import Signing
+from server.sessions.sessions import Signing
 from server.store.base import Identity
 from tests.fakes import MODEL, STATE_BYTES, ByteTokenizer
 

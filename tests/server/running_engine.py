@@ -7,17 +7,10 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from server.engine.types import (
-    EngineStats,
-    Event,
-    Finished,
-    Request,
-    SamplingParams,
-    SessionInfo,
-)
+from server.engine.types import EngineStats, Event, Finished, Request, SamplingParams, SessionInfo
 from server.observability.metrics import Metrics
 from server.runtime.async_engine import AsyncEngine
-from server.runtime.event_queue import EventQueue
+from server.runtime.queues import EventQueue
 from server.sessions.sessions import Sessions
 from server.store.base import Store
 from server.store.memory_store import MemoryStore

@@ -13,9 +13,9 @@ from websockets.asyncio.client import connect
 
 from server.api.app import create_app
 from server.config.settings import ServerConfig
-from server.config.sources import ModelSource, model_source
+from server.config.values import ModelSource, model_source
 from server.http.server import bind
-from server.models.factory import build_models
+from server.models.build import build_models
 from server.models.registry import Models, Version
 from tests.reliability.servers import STUCK_S, socket_to
 from tests.server.harness import PromptServer

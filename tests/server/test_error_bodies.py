@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from benchmarks.websocket import handshake
-from server.store.errors import Fenced
+from server.store.base import Fenced
 from tests.reliability.servers import FAKE, LOCAL, ServerProcess, eventually
 from tests.server.failing_store import FailingStore
 from tests.server.harness import Running, running

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from server.engine.session import Opened, Record, SessionValue
 from server.engine.types import TokenEvent
-from server.engine.value import Opened, Record, SessionValue
 from server.errors import RequestError
-from server.runtime.store_thread import commit_apart
-from server.store.errors import RecordRefused, StoreFailed, StoreLost
+from server.runtime.threads import commit_apart
+from server.store.base import RecordRefused, StoreFailed, StoreLost
 from server.store.memory_store import MemoryStore
 from tests.server.failing_store import FailingStore
 from tests.server.runtime.test_store_thread import Desk

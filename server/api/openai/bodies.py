@@ -7,9 +7,7 @@ from typing import Annotated, ClassVar, Literal, cast
 
 from pydantic import Discriminator, Field, Tag
 
-from server.api.openai.chat.messages import Messages, TemplateKwargs, Tools
-from server.api.openai.unsupported import COMPLETIONS, EMBEDDINGS
-from server.api.schemas.names import Label, ModelName
+from server.api.openai.messages import COMPLETIONS, EMBEDDINGS, Messages, TemplateKwargs, Tools
 from server.api.schemas.requests import (
     MAX_CHOICES,
     Continuation,
@@ -19,7 +17,7 @@ from server.api.schemas.requests import (
     TokenIds,
     TopLogprobs,
 )
-from server.api.schemas.wire import Refusal, Wire
+from server.api.schemas.wire import Label, ModelName, Refusal, Wire
 from server.errors import invalid
 
 #: Prompts of one request, and continuations of one context.

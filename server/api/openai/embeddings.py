@@ -18,18 +18,16 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from typing_extensions import TypedDict
 
-from server.api.completion import LastEventsWriter, ended
+from server.api.answers import JsonAnswer, LastEventsWriter, ended
 from server.api.openai.bodies import EmbeddingsBody, prompts_in
-from server.api.openai.writer import written_list
-from server.api.request_answer import JsonAnswer
-from server.api.routes.lookup import service_for
-from server.api.schemas.openapi import ERRORS, body_schema
+from server.api.openai.choices import written_list
+from server.api.prepare import prompt_tokens
+from server.api.routing import ERRORS, body_schema, service_for
 from server.api.schemas.parse import body_of
-from server.api.translate import prompt_tokens
 from server.engine.types import Event, Finished
 from server.engine.types import Request as EngineRequest
 from server.errors import InternalFailure, invalid
-from server.models.large_answers import FLOAT_BYTES
+from server.models.service import FLOAT_BYTES
 
 router = APIRouter()
 

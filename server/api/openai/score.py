@@ -16,22 +16,18 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from typing_extensions import TypedDict
 
-from server.api.completion import LastEventsWriter, ended, total_usage, usage_object
+from server.api.answers import JsonAnswer, LastEventsWriter, ended, total_usage, usage_object
 from server.api.openai.bodies import ScoreBody
-from server.api.openai.logprobs import BLOCK_TOKENS, JsonList, Top, finite
-from server.api.openai.writer import written_list
-from server.api.request_answer import JsonAnswer
-from server.api.routes.lookup import service_for
-from server.api.schemas.openapi import ERRORS, body_schema
+from server.api.openai.choices import BLOCK_TOKENS, JsonList, Top, finite, written_list
+from server.api.prepare import prompt_tokens
+from server.api.routing import ERRORS, body_schema, service_for
 from server.api.schemas.parse import body_of
 from server.api.schemas.responses import UsageAnswer
-from server.api.translate import prompt_tokens
-from server.engine.token_ids import TokenArray
+from server.engine.text import TokenArray
 from server.engine.types import Event, Finished
 from server.engine.types import Request as EngineRequest
 from server.errors import InternalFailure, invalid
-from server.models.large_answers import LOGPROB_BYTES
-from server.models.service import Service
+from server.models.service import LOGPROB_BYTES, Service
 
 router = APIRouter()
 

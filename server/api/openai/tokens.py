@@ -11,18 +11,16 @@ from fastapi import APIRouter, Request, Response
 from typing_extensions import TypedDict
 
 from model.tokenizer import Tokenizer
+from server.api.answers import json_response
 from server.api.openai.bodies import DetokenizeBody, TokenizeBody
-from server.api.openai.chat.conversation import prompt_of
-from server.api.openai.chat.reasoning import reasoning_of
-from server.api.openai.logprobs import JsonList, TokenNames
-from server.api.routes.lookup import service_for
-from server.api.schemas.openapi import ERRORS, KEY_ERRORS, body_schema
+from server.api.openai.chat.body import reasoning_of
+from server.api.openai.chat.prompt import prompt_of
+from server.api.openai.choices import JsonList, TokenNames
+from server.api.prepare import MAX_INLINE_CHARS, check_ids
+from server.api.routing import ERRORS, KEY_ERRORS, body_schema, service_for
 from server.api.schemas.parse import body_of
-from server.api.streaming import json_response
-from server.api.translate import MAX_INLINE_CHARS, check_ids
 from server.errors import invalid
-from server.models.large_answers import TOKEN_BYTES
-from server.models.service import Service
+from server.models.service import TOKEN_BYTES, Service
 
 router = APIRouter()
 

@@ -9,15 +9,13 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
 from model.chat.template import PLAIN
-from server.api.routes.lookup import models_of, service_for
+from server.api.answers import json_response
+from server.api.routing import ERRORS, KEY_ERRORS, NOT_FOUND, body_schema, models_of, service_for
 from server.api.schemas import responses as answers
-from server.api.schemas.names import ModelPath
-from server.api.schemas.openapi import ERRORS, KEY_ERRORS, NOT_FOUND, body_schema
 from server.api.schemas.parse import body_of
-from server.api.schemas.wire import Wire
-from server.api.streaming import json_response
-from server.config.sources import MODEL_NAME
-from server.engine.sampling_defaults import published
+from server.api.schemas.wire import ModelPath, Wire
+from server.config.values import MODEL_NAME
+from server.engine.sampling import published
 from server.models.changes import LoadingRefused, ModelChanges
 from server.models.registry import Version
 from server.models.service import Service

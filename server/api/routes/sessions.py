@@ -9,30 +9,28 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic.json_schema import SkipJsonSchema
 
-from server.api.completion import LastEventsWriter, appended_body
-from server.api.events import EventsAnswer, cursor_of
-from server.api.frames import created, forked
-from server.api.request_answer import JsonAnswer
-from server.api.routes.lookup import models_of, service_for, service_with
-from server.api.schemas import responses as answers
-from server.api.schemas.openapi import (
+from server.api.answers import JsonAnswer, LastEventsWriter, appended_body, json_response
+from server.api.events import EventsAnswer, created, cursor_of, forked
+from server.api.prepare import append_request
+from server.api.routing import (
     ERRORS,
     EVENT_STREAM,
     NO_MORE_EVENTS,
     answer_content,
     body_content,
     body_schema,
+    models_of,
+    service_for,
+    service_with,
 )
+from server.api.schemas import responses as answers
 from server.api.schemas.parse import body_of
-from server.api.schemas.queries import EventsQuery, ListQuery, TextQuery
 from server.api.schemas.requests import AppendBody, CreateSessionBody, ForkBody, RewindBody
-from server.api.streaming import json_response
-from server.api.translate import append_request
+from server.api.schemas.wire import EventsQuery, ListQuery, TextQuery
 from server.engine.types import SessionInfo
 from server.models.service import Service
 from server.sessions.text import read_text
-from server.store.base import Listed
-from server.store.errors import ImportRefused, SnapshotMismatch
+from server.store.base import ImportRefused, Listed, SnapshotMismatch
 
 router = APIRouter(prefix="/v1/sessions")
 

@@ -1,19 +1,33 @@
-"""The base of all that comes over the wire: no unknown fields, no coercion, no NaN.
-
-A field that is unknown, or refused with a reason, is accepted where its value asks
-for nothing: null, or the default.
-"""
+"""The base of all that comes over the wire: strict fields, names, queries."""
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
-from pydantic.json_schema import JsonSchemaValue
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    StringConstraints,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
 from pydantic_core import CoreSchema, PydanticCustomError
+
+from server.engine.prefixes import MAX_HANDLE_CHARS
+
+# The base of all that comes over the wire: no unknown fields, no coercion, no NaN.
+#
+# A field that is unknown, or refused with a reason, is accepted where its value asks
+# for nothing: null, or the default.
+
 
 #: The error that names its field itself: see `server.api.schemas.parse`.
 FIELD_ERROR = "field"
@@ -47,7 +61,7 @@ class Wire(BaseModel):
     """Base of all messages from a client.
 
     ``refused`` has the fields that other servers know and this one does not: see
-    `server.api.openai.unsupported`. ``hints`` have no effect here, whatever they say.
+    `server.api.openai.messages`. ``hints`` have no effect here, whatever they say.
     """
 
     model_config = ConfigDict(
@@ -122,3 +136,128 @@ def of_type(wanted: str, value: object, message: str) -> object:
         shown = message.format(repr(kind[:64]))
         raise PydanticCustomError("other_type", "{message}", {"message": shown})
     return value
+
+
+# What a client may call things: every name that ends in a store or a log is text without controls.
+#
+# PostgreSQL stores no NUL in a text, and a line break in a name would begin a line of a log.
+# Lone surrogates are not Unicode text: the JSON parser refuses them before this.
+
+
+#: C0, DEL, C1 and surrogates.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+#: The same for those who read our documents; a surrogate cannot be written in them.
+PATTERN = "^[^\\u0000-\\u001f\\u007f-\\u009f]*$"
+
+MAX_EPOCH_CHARS = 64
+STATE_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+
+REFUSAL = "must not have control characters"
+
+
+def has_control(text: str) -> bool:
+    """Whether ``text`` cannot be a name, nor a part of a path."""
+    return _CONTROL.search(text) is not None
+
+
+def _checked(text: str) -> str:
+    if has_control(text):
+        raise PydanticCustomError("control_characters", REFUSAL)
+    return text
+
+
+_NO_CONTROLS = AfterValidator(_checked)
+_SHOWN = Field(json_schema_extra={"pattern": PATTERN})
+
+RequestId = Annotated[str, StringConstraints(min_length=1, max_length=64), _NO_CONTROLS, _SHOWN]
+SessionId = Annotated[str, StringConstraints(min_length=1, max_length=64), _NO_CONTROLS, _SHOWN]
+Epoch = Annotated[
+    str, StringConstraints(min_length=1, max_length=MAX_EPOCH_CHARS), _NO_CONTROLS, _SHOWN
+]
+IdempotencyKey = Annotated[
+    str, StringConstraints(min_length=1, max_length=128), _NO_CONTROLS, _SHOWN
+]
+#: Of a response, an item of one, or a call.
+ItemId = Annotated[str, StringConstraints(min_length=1, max_length=128), _NO_CONTROLS, _SHOWN]
+#: Of a prompt that was read: see `server.engine.prefixes`.
+PrefixName = Annotated[
+    str, StringConstraints(min_length=1, max_length=MAX_HANDLE_CHARS), _NO_CONTROLS, _SHOWN
+]
+#: Of a named state: it is the name of a file, too.
+StateName = Annotated[str, StringConstraints(pattern=f"^{STATE_NAME}$")]
+ModelName = Annotated[str, StringConstraints(max_length=256), _NO_CONTROLS, _SHOWN]
+#: A client's own word for something, which means nothing here.
+Label = Annotated[str, StringConstraints(max_length=256), _NO_CONTROLS, _SHOWN]
+ModelPath = Annotated[str, StringConstraints(min_length=1, max_length=1024), _NO_CONTROLS, _SHOWN]
+
+
+# What may come in a query: text, and apart from that as strict as a body.
+
+
+MAX_LISTED = 1000
+#: Tokens of an answer that shows a session's text.
+MAX_TEXT_TOKENS = 16_384
+
+
+def _digits(value: object) -> object:
+    """Pydantic would take ``" 1_0.0 "`` for 10."""
+    if isinstance(value, str) and not (value.isascii() and value.isdigit() and len(value) <= 16):
+        raise ValueError("must be an integer in decimal digits")
+    return value
+
+
+def _flag(value: object) -> object:
+    """Pydantic would take ``"off"`` for false."""
+    if isinstance(value, str) and value not in ("true", "false"):
+        raise ValueError("must be true or false")
+    return value
+
+
+Flag = Annotated[bool, BeforeValidator(_flag)]
+Limit = Annotated[int, Field(ge=1, le=MAX_LISTED), BeforeValidator(_digits)]
+TextTokens = Annotated[int, Field(ge=1, le=MAX_TEXT_TOKENS), BeforeValidator(_digits)]
+Seq = Annotated[int, Field(ge=0, le=2**53), BeforeValidator(_digits)]
+
+
+class Query(BaseModel):
+    """Base of all queries."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ListQuery(Query):
+    """`GET /v1/sessions`: at most ``limit`` sessions, those after the one called ``after``."""
+
+    after: Label | SkipJsonSchema[None] = None
+    limit: Limit = 100
+
+
+class TextQuery(Query):
+    """`GET /v1/sessions/{id}/text`: at most ``max_tokens`` tokens from number ``start`` on."""
+
+    start: Seq | SkipJsonSchema[None] = None
+    max_tokens: TextTokens = MAX_TEXT_TOKENS
+
+
+class EventsQuery(Query):
+    """`GET /v1/sessions/{id}/events`: those after ``starting_after`` of ``epoch``."""
+
+    starting_after: Seq | SkipJsonSchema[None] = None
+    epoch: Epoch | SkipJsonSchema[None] = None
+    take_over: Flag = False
+
+
+class StreamQuery(Query):
+    """`GET /v1/sessions/{id}/stream`: the parameters of the Durable Streams protocol, and two more.
+
+    The protocol wants those that are unknown to be ignored. With ``turn``, an offset, there is
+    only what the session generates next from there on.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    offset: Label | SkipJsonSchema[None] = None
+    live: Literal["long-poll", "sse"] | SkipJsonSchema[None] = None
+    cursor: Seq | SkipJsonSchema[None] = None
+    format: Literal["events", "text", "ai-sdk", "ag-ui"] = "events"
+    turn: Label | SkipJsonSchema[None] = None

@@ -7,12 +7,16 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
-from server.api.middleware.connections import DEFAULT_MAX_CONNECTIONS
-from server.cluster.ray.replica import Replica
-from server.cluster.ray.scaling import LOOK_BACK_S, METRICS_INTERVAL_S, UPSCALE_DELAY_S
-from server.cluster.ray.settings import Settings, read_settings
-from server.config.errors import ConfigError
-from server.config.settings import ServerConfig
+from server.api.connections import DEFAULT_MAX_CONNECTIONS
+from server.cluster.ray.replica import (
+    LOOK_BACK_S,
+    METRICS_INTERVAL_S,
+    UPSCALE_DELAY_S,
+    Replica,
+    Settings,
+    read_settings,
+)
+from server.config.settings import ConfigError, ServerConfig
 
 NAME = "everstream"
 #: For what follows a drain: cancelled requests end, sockets close, the store is closed.

@@ -17,8 +17,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping
 
-from server.config.environment import set_environment
-from server.config.settings import ServerConfig
+from server.config.settings import ServerConfig, set_environment
 
 OBJECT_STORE_BYTES = 80 << 20
 
@@ -80,7 +79,7 @@ def _serve_own(config: ServerConfig, greet: Callable[[int], None], folder: str) 
     import ray
 
     from server.cluster.ray.application import STOP_MARGIN_S
-    from server.cluster.ray.internals import drain_proxies
+    from server.cluster.ray.proxy import drain_proxies
 
     most = config.num_replicas[1]
     with _Stop() as stop:
@@ -119,8 +118,8 @@ def _serve_until(stop: _Stop, config: ServerConfig, greet: Callable[[int], None]
     from ray.serve.schema import LoggingConfig
 
     from server.cluster.ray.application import NAME, build
-    from server.cluster.ray.internals import wait_for_proxies
-    from server.cluster.ray.settings import settings_of
+    from server.cluster.ray.proxy import wait_for_proxies
+    from server.cluster.ray.replica import settings_of
 
     stop.install()  # Ray has put its own in the place of ours
     port = config.port or _free_port(config.host)

@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from server.engine.value import Entry, Opened
+from server.engine.session import Entry, Opened
+from server.store.base import Fenced, SessionBroken, StoreLost
 from server.store.codec import running_after, unpack_entry
-from server.store.errors import Fenced, SessionBroken, StoreLost
-from server.store.heads import COLUMNS, Head
-from server.store.log import JournalRow, Log
-from server.store.log_rows import COUNTED, LoggedEntry, StoredState, unpack_row
+from server.store.log import COUNTED, JournalRow, Log, LoggedEntry, StoredState, unpack_row
 from server.store.postgres.database import FENCED, PostgresDatabase
 from server.store.snapshots import Snapshots, Unsaved
-from server.store.tables import Tables
+from server.store.tables import COLUMNS, Head, Tables
 
 #: Fewer than the embedded store has: a take-over reads them all at once.
 MAX_JOURNAL_ROWS = 512

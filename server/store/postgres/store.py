@@ -1,31 +1,348 @@
-"""The store of many replicas: one PostgreSQL, in which each session belongs to one of them.
-
-The store thread owns it, as it does an embedded store.
-"""
+"""The store of many replicas: one PostgreSQL, in which each session belongs to one of them."""
 
 from __future__ import annotations
 
 import logging
+import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import TypeVar
 
 import psycopg
 
-from server.engine.value import Deleted, Record, Saved
+from server.engine.session import Deleted, Record, Saved
 from server.errors import SessionNotFound
-from server.store.base import Loaded
-from server.store.errors import RecordRefused, StoreError, StoreFull
-from server.store.files import Chunk
-from server.store.postgres.database import ERRORS, REFUSALS, failure
-from server.store.postgres.holdings import KeyClaims, away, held, reclaim, taken
-from server.store.postgres.link import Link, Listeners, SharedConnection, SharedPlace, retried_once
-from server.store.postgres.presence import Presence, channel_name
-from server.store.postgres.upkeep import Rounds, SharedUpkeep
-from server.store.saving import MAX_UNSAVED_BYTES, OVER, SAVED_AT_ONCE, StoreLimits
-from server.store.table_store import OfSession, TableStore, loaded
+from server.store.base import (
+    Chunk,
+    Loaded,
+    OwnedElsewhere,
+    RecordRefused,
+    StoreError,
+    StoreFailed,
+    StoreFull,
+)
+from server.store.log import Wanted, everyone, recover, without_refused
+from server.store.postgres.database import ERRORS, REFUSALS, PostgresDatabase, failure
+from server.store.postgres.link import (
+    Link,
+    Listeners,
+    Presence,
+    SharedConnection,
+    SharedPlace,
+    channel_name,
+    retried_once,
+)
+from server.store.postgres.log import SharedLog
+from server.store.postgres.objects import AT_ONCE
+from server.store.snapshots import Save, Unsaved
+from server.store.sqlite.database import EXPIRED_AT_ONCE
+from server.store.table_store import (
+    MAX_UNSAVED_BYTES,
+    OVER,
+    SAVED_AT_ONCE,
+    OfSession,
+    Saving,
+    StoreClock,
+    StoreLimits,
+    TableStore,
+    loaded,
+)
+from server.store.tables import Head
+
+# Which replica holds a session or a key, and what becomes of what a dead one held.
+
 
 logger = logging.getLogger(__name__)
+
+#: Logs of a dead replica's sessions that go to the tables in one round trip.
+STORED_AT_ONCE = 256
+
+#: A replica that was stopped in the middle of a pipeline is waited for without a limit by
+#: the database itself. Between two statements none of ours takes so long; to take over what
+#: a dead one had, with many of them, another replica may.
+STUCK_S = 5
+_END_STUCK = """
+    SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_stat_activity USING (pid)
+    WHERE locktype = 'advisory' AND granted AND classid = hashtext(current_schema())::oid
+        AND objid = ?::int::oid AND state_change < clock_timestamp() - make_interval(secs => ?)
+        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+_CLAIM = (
+    "INSERT INTO key_claim VALUES (?, ?, ?) ON CONFLICT (owner, key) DO UPDATE "
+    "SET replica = excluded.replica WHERE key_claim.replica = excluded.replica "
+    "RETURNING key"
+)
+_RETURN = "DELETE FROM key_claim WHERE owner = ? AND key = ? AND replica = ?"
+
+
+def held(connection: SharedConnection, session: str, owner: str) -> Head | None:
+    """The session, where this replica holds it. Raises `SessionNotFound` for another owner's."""
+    head = connection.log.head(session)
+    if head is not None and head.owner != owner:
+        raise SessionNotFound
+    return head
+
+
+def away(connection: SharedConnection, session: str, owner: str) -> tuple[int | None, Head]:
+    """Who holds a session that this replica does not, and how its tables are."""
+    found = connection.log.away(session)
+    if found is None or found[1].owner != owner:
+        raise SessionNotFound
+    return found
+
+
+def taken(
+    connection: SharedConnection, session: str, owner: str, at: int | None
+) -> tuple[Head, Loaded]:
+    """A session of no replica becomes this one's, if it can be loaded. Raises `OwnedElsewhere`."""
+    try:
+        # The engine continues with it before the next commit: that it is ours must last.
+        with connection.database.transaction():
+            while (head := connection.log.take(session, owner)) is None:
+                holder, _ = away(connection, session, owner)
+                if holder is not None:
+                    raise OwnedElsewhere(holder)
+            return head, loaded(connection, head, (), at)
+    except BaseException:
+        connection.log.heads.pop(session, None)
+        raise
+
+
+def reclaim(connection: SharedConnection, key: int, now_s: float) -> bool:
+    """Whether replica ``key`` was still there; from then on it can neither write nor connect."""
+    try:
+        return _reclaim(connection, key, now_s, skips_refused=False)
+    except REFUSALS as error:
+        logger.error("a journal cannot be read in full: %s", failure(error).message)
+    return _reclaim(connection, key, now_s, skips_refused=True)
+
+
+def _reclaim(connection: SharedConnection, key: int, now_s: float, skips_refused: bool) -> bool:
+    database = connection.database
+    with database.transaction(pipelined=not skips_refused):  # then it has parts that fail
+        # Not waited for: it is asked again at once, and others wait for this thread.
+        lock = "SELECT pg_try_advisory_xact_lock(hashtext(current_schema()), ?::int)"
+        if not database.execute(lock, (key,)).fetchall()[0][0]:
+            database.execute(_END_STUCK, (key, STUCK_S))
+            return False
+        gone = database.execute("DELETE FROM replica WHERE key = ? RETURNING key", (key,))
+        if not gone.fetchall():
+            return False
+        log = _recovered(connection, key, now_s, skips_refused)
+        heads = [*log.heads.values()]
+        log.disown(heads)
+        database.execute("DELETE FROM journal WHERE replica = ?", (key,))
+    logger.warning("reclaimed replica %d with %d sessions", key, len(heads))
+    return True
+
+
+def _recovered(
+    connection: SharedConnection, key: int, now_s: float, skips_refused: bool
+) -> SharedLog:
+    """What a dead replica has held, after all of its journal is in the tables."""
+    database = connection.database
+
+    def read(is_wanted: Wanted = everyone) -> SharedLog:
+        log = SharedLog(database, connection.tables, connection.snapshots, Unsaved(), key)
+        recover(log, None, (), now_s, is_wanted)
+        tails = [head for head in log.heads.values() if head.tail]
+        for start in range(0, len(tails), STORED_AT_ONCE):
+            log.store_tails(tails[start : start + STORED_AT_ONCE], log.last_row, now_s)
+            database.execute("SELECT 1").fetchall()  # a pipeline must not take too long
+        return log
+
+    return without_refused(database, REFUSALS, read, now_s) if skips_refused else read()
+
+
+class KeyClaims:
+    """Those of one replica. Each method is a transaction."""
+
+    def __init__(self) -> None:
+        self._unreturned: set[tuple[str, str]] = set()
+
+    def claim(self, database: PostgresDatabase, owner: str, key: str) -> bool:
+        """Whether this replica may begin what comes under ``key``: no other is about to."""
+        with database.transaction():
+            self._unreturned.discard((owner, key))
+            return bool(database.execute(_CLAIM, (owner, key, database.me)).fetchall())
+
+    def note_return(self, owner: str, key: str) -> None:
+        """What came under the key is in the log, or will never be: for `give_back`."""
+        self._unreturned.add((owner, key))
+
+    def give_back(self, database: PostgresDatabase) -> None:
+        """All that was noted."""
+        if not self._unreturned:
+            return
+        with database.transaction(synced=False):
+            for owner, key in self._unreturned:
+                database.execute(_RETURN, (owner, key, database.me))
+        self._unreturned.clear()
+
+
+# What a replica does about once a second for the store that it shares.
+
+
+#: States written at a time, so that commits do not wait long: with the store thread's ``SOON_S``
+#: and the settings' ``SHARED_SAVE_INTERVAL``, those of 6,400 tokens/s.
+SAVES_AT_ONCE = 2
+#: Sessions whose logs and snapshots are cut at a time.
+CHANGED_AT_ONCE = 16
+#: How often sessions are looked for that have not been used for long.
+ROUND_S = 1.0
+#: How often unused states are looked for.
+SWEEP_S = 10.0
+#: How often the bytes of all sessions are counted.
+RARELY_S = 60.0
+#: Sessions that are written and released in one transaction, after the engine has forgotten all.
+RELEASED_AT_ONCE = 32
+
+_EXPIRE = """
+    UPDATE session SET holder = ? WHERE key IN (
+        SELECT key FROM session WHERE used_s < ? AND running IS NULL AND holder IS NULL
+        LIMIT ? FOR UPDATE SKIP LOCKED
+    ) RETURNING key
+"""
+
+_NOTE_TIME = """
+    INSERT INTO meta AS had VALUES ('clock_s', ?) ON CONFLICT (name) DO UPDATE
+    SET value = greatest(had.value::float, excluded.value::float)::text
+"""
+
+
+class SharedUpkeep(Saving):
+    """The round for the sessions that this replica holds, and its share of the others.
+
+    Nothing of it is synced by itself: the database syncs all commits in their order, and
+    what a crash loses of it is found in the journal.
+    """
+
+    is_synced = False
+
+    def __init__(
+        self, connection: SharedConnection, clock: StoreClock, limits: StoreLimits
+    ) -> None:
+        super().__init__(connection, clock, limits)
+        self._shared = connection
+
+    def run(self, touched: set[int]) -> bool:
+        """What is due now; ``touched`` are the keys of sessions that have been used.
+
+        Returns whether something of it is left to do.
+        """
+        touched = touched & {head.key for head in self._log.heads.values()}
+        unsaved, changed = self._connection.unsaved, self._log.changed
+        saves = unsaved.oldest(SAVES_AT_ONCE)
+        if saves or touched or self._is_due():
+            self._write(saves, touched, CHANGED_AT_ONCE)
+        return bool(unsaved.oldest(1) or changed)
+
+    def release(self, heads: list[Head]) -> None:
+        """Writes everything that is unsaved of these sessions, and releases them."""
+        log, unsaved = self._shared.log, self._connection.unsaved
+        found = (unsaved.get(head.id) for head in heads)
+        saves: list[Save] = [save for save in found if save is not None]
+        files = self._write_states(saves)
+        with self._shared.database.transaction(synced=False):
+            log.store_tails([h for h in heads if h.tail], log.last_row, self._clock.now_s)
+            self._add_rows(saves, files)
+            saved = {save.key for save in saves}
+            self._shorten([h for h in heads if h in log.changed or h.key in saved])
+            log.disown(heads)
+        self._saved(saves, files)
+
+    def release_if_held(self, sessions: Iterable[str]) -> None:
+        """`release` for those that this replica holds."""
+        heads = [head for id in sessions if (head := self._log.head(id)) is not None]
+        if heads:
+            self.release(heads)
+
+    def sweep(self) -> bool:
+        """Deletes states that were put, or dropped, and that no row names; whether more are due."""
+        try:
+            return self._shared.states.sweep() >= AT_ONCE
+        except StoreFailed as error:  # it is done the next time
+            logger.warning("unused states could not be deleted: %s", error.message)
+            return False
+
+    def measure(self) -> bool:
+        """Whether the store has more bytes than it may."""
+        if self._limits.max_bytes is None:
+            return False
+        with self._shared.database.reading():
+            found = self._shared.database.execute("SELECT coalesce(sum(bytes), 0) FROM session")
+            return int(found.fetchall()[0][0]) > self._limits.max_bytes
+
+    def _note_time(self, now_s: float) -> None:
+        """Not at every turn: it is one row for all replicas."""
+        if self._clock.is_due:
+            self._shared.database.execute(_NOTE_TIME, (str(now_s),))
+            self._clock.stored()
+
+    def expire(self) -> None:
+        """Deletes some of what was unused for long."""
+        if self._limits.retention_s is None:
+            return
+        before_s = self._clock.now_s - self._limits.retention_s
+        with self._shared.database.transaction(synced=False):
+            wanted = (self._shared.database.me, before_s, EXPIRED_AT_ONCE)
+            keys = [key for (key,) in self._shared.database.execute(_EXPIRE, wanted).fetchall()]
+            for key in keys:
+                self._tables.delete_session(key, self._clock.now_s)
+
+
+class Rounds:
+    """When it is due, from one connection to the next.
+
+    ``forgotten`` are sessions that the engine does not have any more and that this replica
+    still holds. ``is_over``: the store has more bytes than it may.
+    """
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self.forgotten: set[str] = set()
+        self._round_s = self._sweep_s = self._rarely_s = -math.inf
+        self._has_garbage = self._forgets = False
+
+    def turn(self, upkeep: SharedUpkeep, now_s: float, touched: set[int]) -> bool:
+        """All that is due now; whether there is more to write.
+
+        ``touched`` are the keys of the sessions that were used since the last one.
+        """
+        has_more = upkeep.run(touched)
+        if now_s - self._round_s >= ROUND_S:
+            self._round_s = now_s
+            upkeep.expire()
+        if now_s - self._rarely_s >= RARELY_S:
+            self._rarely_s = now_s
+            self.is_over = upkeep.measure()
+        if now_s - self._sweep_s >= SWEEP_S:
+            self._sweep_s, self._has_garbage = now_s, True
+        self._has_garbage = self._has_garbage and upkeep.sweep()
+        some = [*islice(self.forgotten, RELEASED_AT_ONCE)]  # so that no commit waits for all
+        upkeep.release_if_held(some)
+        self.forgotten.difference_update(some)
+        return has_more
+
+    def forget(self, connection: SharedConnection | None) -> None:
+        """The engine has forgotten all that this replica holds."""
+        self._forgets = True
+        if connection is not None:
+            self.note_connection(connection)
+
+    def note_connection(self, connection: SharedConnection) -> None:
+        """What was forgotten while there was no connection is known with the next one."""
+        if self._forgets:
+            self.forgotten |= connection.log.heads.keys()
+            self._forgets = False
+
+
+# The store of many replicas: one PostgreSQL, in which each session belongs to one of them.
+#
+# The store thread owns it, as it does an embedded store.
+
 
 R = TypeVar("R")
 

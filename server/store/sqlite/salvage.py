@@ -1,9 +1,4 @@
-"""A new store of what can be read of a damaged one, and what was lost of it.
-
-A session whose log is whole is as it was. One that misses a part is kept up to the last
-event that leads on from one of its snapshots. The new store has another id, so that
-clients get ``reset``: none has a cursor into a history that may be shorter now.
-"""
+"""A new store of what can be read of a damaged one, and what was lost of it."""
 
 from __future__ import annotations
 
@@ -14,22 +9,109 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import apsw
+
+from server.engine.session import Entry, SessionValue
 from server.engine.types import Finished, TokenEvent
-from server.engine.value import Entry, SessionValue
+from server.store.base import DiskFiles, SessionBroken, StoreError, StoreFailed
 from server.store.codec import Malformed, decode_value, row_sum, sealed
-from server.store.errors import SessionBroken, StoreError, StoreFailed
-from server.store.files import DiskFiles
-from server.store.heads import COLUMNS, Head
-from server.store.sqlite.damaged import Damaged, Row
-from server.store.sqlite.database import SqliteDatabase, errors_of_sqlite
-from server.store.sqlite.named_files import DIR_NAME as NAMED_DIR
-from server.store.sqlite.named_files import broken_named, files_in
-from server.store.sqlite.reader import identity_of
-from server.store.sqlite.signing import copy_key
-from server.store.sqlite.state_files import DIR_NAME, OWNER_NAME
+from server.store.snapshots import decode_state
+from server.store.sqlite.database import DATABASE_FILE, SqliteDatabase, copy_key, errors_of_sqlite
+from server.store.sqlite.files import NAMED_DIR as NAMED_DIR
+from server.store.sqlite.files import OWNER_NAME, SNAPSHOTS_DIR, broken_named, files_in
+from server.store.sqlite.maintenance import identity_of
 from server.store.sqlite.store import open_store
-from server.store.state_file import decode_state
-from server.store.tables import KEYS, SEGMENTS, LogSegment, Tables, is_key_altered
+from server.store.tables import COLUMNS, KEYS, SEGMENTS, Head, LogSegment, Tables, is_key_altered
+
+# What can still be read of a damaged database: row by row, from a copy.
+
+
+Row = dict[str, Any]
+
+#: Numbers of rows that are asked for one by one between two that could be read.
+MAX_GAP = 1 << 16
+
+
+class Damaged:
+    """The database of the store at ``path``; ``work`` is an empty folder for a copy of it.
+
+    Raises `apsw.Error` where not even its schema can be read.
+    """
+
+    def __init__(self, path: Path, work: Path) -> None:
+        copy = work / DATABASE_FILE
+        for suffix in ("", "-wal"):
+            if (path / f"{DATABASE_FILE}{suffix}").is_file():
+                shutil.copyfile(
+                    path / f"{DATABASE_FILE}{suffix}", work / f"{DATABASE_FILE}{suffix}"
+                )
+        _lengthen(copy)
+        self._connection = apsw.Connection(str(copy))
+        self._connection.execute("PRAGMA writable_schema = ON")  # a page count that is wrong
+        tables = "SELECT name FROM sqlite_master WHERE type = 'table'"
+        self.tables = {name for (name,) in self._connection.execute(tables)}
+
+    def close(self) -> None:
+        self._connection.close(True)
+
+    def rows(self, table: str) -> list[Row]:
+        """All that can be read, in their order."""
+        if table not in self.tables:
+            return []
+        if table in ("meta", "request_key"):  # they have no numbers
+            return [row for _, row in self._scan(f"SELECT 0, * FROM {table}")]  # noqa: S608
+        query = f"SELECT rowid, * FROM {table} "  # noqa: S608
+        found = dict(self._scan(query + "ORDER BY rowid"))
+        found.update(self._scan(query + "ORDER BY rowid DESC"))
+        for number in self._missing(table, found):
+            found.update(self._scan(query + f"WHERE rowid = {number:d}"))
+        return [found[number] for number in sorted(found)]
+
+    def _missing(self, table: str, found: dict[int, Row]) -> Iterator[int]:
+        numbers = sorted(found)
+        last = self._last(table)
+        if last is not None and (not numbers or numbers[-1] < last):
+            numbers.append(last + 1)
+        previous = 0
+        for number in numbers:
+            if number - previous <= MAX_GAP:
+                yield from range(previous + 1, number)
+            previous = number
+
+    def _last(self, table: str) -> int | None:
+        """The highest number that a session ever had; of others it is not known."""
+        for _, row in self._scan("SELECT 0, * FROM sqlite_sequence"):
+            if row["name"] == table:
+                return int(row["seq"])
+        return None
+
+    def _scan(self, query: str) -> Iterator[tuple[int, Row]]:
+        """Rows up to the first that cannot be read."""
+        try:
+            cursor = self._connection.execute(query)
+            for number, *values in cursor:
+                names = [column[0] for column in cursor.description[1:]]
+                yield number, dict(zip(names, values, strict=True))
+        except apsw.Error:
+            return
+
+
+def _lengthen(file: Path) -> None:
+    """Pads the file with zeros up to the size in its header; SQLite refuses a shorter one."""
+    with file.open("r+b") as database:
+        header = database.read(100)
+        page_size = int.from_bytes(header[16:18], "big")
+        size = (65536 if page_size == 1 else page_size) * int.from_bytes(header[28:32], "big")
+        if 0 < file.stat().st_size < size < 1 << 40:
+            database.truncate(size)
+
+
+# A new store of what can be read of a damaged one, and what was lost of it.
+#
+# A session whose log is whole is as it was. One that misses a part is kept up to the last
+# event that leads on from one of its snapshots. The new store has another id, so that
+# clients get ``reset``: none has a cursor into a history that may be shorter now.
+
 
 #: In the order in which they are written.
 TABLES = ("identity", "session", "segment", "snapshot", "request_key", "journal")
@@ -45,7 +127,7 @@ def salvage(path: Path, new: Path) -> Iterator[str]:
     `StoreError`.
     """
     new.mkdir(mode=0o700, parents=True)
-    (new / DIR_NAME).mkdir(mode=0o700)
+    (new / SNAPSHOTS_DIR).mkdir(mode=0o700)
     with errors_of_sqlite():
         yield from _salvage(path, new)
 
@@ -73,7 +155,7 @@ def _salvage(path: Path, new: Path) -> Iterator[str]:
 
 
 def _renamed(row: Row) -> Row:
-    """A snapshot with the column's name of format 2; see `SECOND` in `server.store.database`."""
+    """A snapshot with the column's name of format 2; see `SECOND` in `server.store.tables`."""
     return {"min_length" if name == "length" else name: row[name] for name in row}
 
 
@@ -98,10 +180,10 @@ def _copy_states(path: Path, new: Path, found: dict[str, list[Row]]) -> Iterator
         try:
             value = _value(row, fields)
             if file is not None:
-                data = (path / DIR_NAME / file).read_bytes()
+                data = (path / SNAPSHOTS_DIR / file).read_bytes()
                 decode_state(data, identity_of(str(fields)), value.position)
-                (new / DIR_NAME / file).parent.mkdir(mode=0o700, exist_ok=True)
-                shutil.copyfile(path / DIR_NAME / file, new / DIR_NAME / file)
+                (new / SNAPSHOTS_DIR / file).parent.mkdir(mode=0o700, exist_ok=True)
+                shutil.copyfile(path / SNAPSHOTS_DIR / file, new / SNAPSHOTS_DIR / file)
             kept.append(row)
         except (Malformed, OSError, StoreError) as error:
             yield f"session {ids.get(row['session'])}: a snapshot: {error}"
@@ -142,7 +224,7 @@ def _write(new: Path, found: dict[str, list[Row]]) -> None:
                 _insert(database, table, row)
         _pass_numbers(database, found)
     database.close()
-    DiskFiles().write(new / DIR_NAME / OWNER_NAME, [store_id.encode()])
+    DiskFiles().write(new / SNAPSHOTS_DIR / OWNER_NAME, [store_id.encode()])
 
 
 def _pass_numbers(database: SqliteDatabase, found: dict[str, list[Row]]) -> None:

@@ -1,35 +1,193 @@
-"""The store of one machine: an SQLite database and files of states in one directory.
-
-After an error of the disk the connection is given up, and the next call recovers
-from what is on the disk, as a new process would.
-"""
+"""The store of one machine: an SQLite database and files of states in one directory."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import apsw
 
-from server.engine.value import Deleted, Record
-from server.store.base import Identity
-from server.store.errors import Fenced, RecordRefused, StoreError, StoreFailed, StoreFull
-from server.store.files import Chunk, DiskFiles, Files
-from server.store.saving import MAX_UNSAVED_BYTES, OVER, SAVED_AT_ONCE, Durability, StoreLimits
-from server.store.snapshots import Unsaved
-from server.store.sqlite.connection import Connection, Known, StoreLocation
-from server.store.sqlite.database import ERRORS, REFUSALS, failure
-from server.store.sqlite.lock import Lock, Waiting
-from server.store.sqlite.named_files import NamedFiles
-from server.store.sqlite.reserve import Reserve
-from server.store.sqlite.signing import signing_key
-from server.store.sqlite.state_files import DIR_NAME
-from server.store.sqlite.upkeep import Upkeep
-from server.store.table_store import LocalStore
+from server.engine.session import Deleted, Record
+from server.store.base import (
+    Chunk,
+    DiskFiles,
+    Fenced,
+    Files,
+    Identity,
+    RecordRefused,
+    StoreError,
+    StoreFailed,
+    StoreFull,
+    brief,
+)
+from server.store.log import Log, Wanted, everyone, recover, without_refused
+from server.store.snapshots import Snapshots, Unsaved
+from server.store.sqlite.database import (
+    DATABASE_FILE,
+    ERRORS,
+    REFUSALS,
+    Lock,
+    Reserve,
+    SqliteDatabase,
+    Upkeep,
+    Waiting,
+    failure,
+    signing_key,
+)
+from server.store.sqlite.files import (
+    FOREIGN_STATES,
+    SNAPSHOTS_DIR,
+    NamedFiles,
+    StateFiles,
+    foreign_states,
+    has_states,
+)
+from server.store.table_store import (
+    MAX_UNSAVED_BYTES,
+    OVER,
+    SAVED_AT_ONCE,
+    Durability,
+    LocalStore,
+    StoreClock,
+    StoreLimits,
+)
+from server.store.tables import Tables
+
+# A store's connection to its directory, and all that is known through it.
+
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StoreLocation:
+    """Where a store is, and how it is written; with ``is_full`` a commit outlasts a power cut."""
+
+    path: Path
+    identity: Identity
+    is_full: bool
+    files: Files
+    vfs: str | None
+
+
+@dataclass(frozen=True)
+class Known:
+    """What an earlier connection of this process knew."""
+
+    store_id: str
+    fence: int
+    last_row: int
+    held: Iterable[str]
+
+
+class Connection:
+    """After an error another one is made, which knows only what is on the disk.
+
+    Raises errors of SQLite and the file system, and `Fenced` where another process
+    has had the store since ``known``. With ``skips_refused`` sessions whose data the database
+    refuses are looked for.
+    """
+
+    def __init__(
+        self,
+        place: StoreLocation,
+        known: Known | None,
+        clock: StoreClock,
+        unsaved: Unsaved,
+        skips_refused: bool = False,
+    ) -> None:
+        refuse_lost_database(place.path)
+        self.database = SqliteDatabase(place.path, place.vfs, place.is_full)
+        try:
+            states = StateFiles(place.path, place.files, place.identity, place.is_full)
+            self.snapshots = Snapshots(self.database, place.identity, states)
+            self.tables = Tables(self.database)
+            self.unsaved = unsaved
+            self._file = place.path / DATABASE_FILE
+            self._stat = self._file.stat()
+            self.log = self._recover(known, clock, states, skips_refused)
+            states.remove_leftovers(self.snapshots.used())
+        except BaseException:
+            self.database.abandon()
+            raise
+
+    @property
+    def is_in_place(self) -> bool:
+        """False where the directory has been emptied or replaced."""
+        try:
+            return os.path.samestat(self._stat, self._file.stat())
+        except OSError:
+            return False
+
+    def known(self) -> Known:
+        """What the next connection should know."""
+        held = [head.id for head in self.log.heads.values() if head.is_held]
+        return Known(self.store_id, self.database.fence, self.log.last_row, held)
+
+    def _recover(
+        self, known: Known | None, clock: StoreClock, states: StateFiles, skips_refused: bool
+    ) -> Log:
+        self.database.checkpoint(truncate=True)
+        with self.database.transaction():
+            stored_id = self.database.meta("store_id")
+            self.store_id = stored_id or secrets.token_hex(8)
+            states.claim(self.store_id, is_new=stored_id is None)
+            fence = self.database.meta("fence") or 0
+            if known is not None and known.store_id == self.store_id:
+                if fence != known.fence:
+                    raise Fenced("another process has taken this store over")
+            else:
+                known = None
+                fence += 1
+                self.unsaved.clear()
+                self.database.set_meta("store_id", self.store_id)
+                self.database.set_meta("fence", fence)
+                clock.set(self.database.meta("clock_s") or 0.0)
+            self.snapshots.prepare()
+            log = self._log(known, clock.now_s, skips_refused)
+        self.database.fence = fence
+        return log
+
+    def _log(self, known: Known | None, now_s: float, skips_refused: bool) -> Log:
+        """What the journal leads to."""
+        last_row, held = (None, ()) if known is None else (known.last_row, known.held)
+
+        def read(is_wanted: Wanted = everyone) -> Log:
+            log = Log(self.database, self.tables, self.snapshots, self.unsaved)
+            return recover(log, last_row, held, now_s, is_wanted)
+
+        if not skips_refused:
+            try:
+                with self.database.savepoint():
+                    return read()
+            except REFUSALS as error:
+                logger.error("the journal cannot be read in full: %s", brief(error))
+        else:
+            self.unsaved.clear()  # one of them may be at fault; sessions continue by a replay
+        return without_refused(self.database, REFUSALS, read, now_s)
+
+
+def refuse_lost_database(path: Path) -> None:
+    """Raises `StoreFailed` where the database is missing or empty, and its other files are not.
+
+    SQLite would begin a new one, and delete the write-ahead log of the old one.
+    """
+    file, log = path / DATABASE_FILE, path / f"{DATABASE_FILE}-wal"
+    if file.exists() and file.stat().st_size:
+        return
+    if has_states(path / SNAPSHOTS_DIR) or (log.exists() and log.stat().st_size):
+        raise StoreFailed(FOREIGN_STATES, detail=foreign_states(path))
+
+
+# The store of one machine: an SQLite database and files of states in one directory.
+#
+# After an error of the disk the connection is given up, and the next call recovers
+# from what is on the disk, as a new process would.
 
 
 def open_store(
@@ -211,7 +369,7 @@ class SqliteStore(LocalStore):
             self._known is None
         ):  # later a folder that is gone may come back: nothing takes its place
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (path / DIR_NAME).mkdir(mode=0o700, exist_ok=True)
+        (path / SNAPSHOTS_DIR).mkdir(mode=0o700, exist_ok=True)
         if self._place.is_full:
             self._place.files.sync_dir(path.parent)
         if self._lock is not None and not self._lock.is_ours:

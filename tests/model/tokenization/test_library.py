@@ -19,7 +19,7 @@ from model.tokenization.base import TokenizerError
 from model.tokenization.ends import Ends
 from model.tokenization.library import LibraryCodec
 from model.tokenizer import Tokenizer
-from server.engine.detokenizer import Detokenizer
+from server.engine.text import Detokenizer
 from tests.model.tokenization.files import LLAMA_ENDS, TEXTS, llama, llama_tokenizer, neox
 from tests.tiny import tiny_tokenizer
 

@@ -16,7 +16,7 @@ from model.checkpoint import save_tokenizer
 from model.tokenization.base import TokenizerError
 from model.tokenization.world import FILE, WorldCodec, read_world
 from model.tokenizer import Tokenizer
-from server.engine.detokenizer import Detokenizer
+from server.engine.text import Detokenizer
 from tests.model.attention.packages import folder, load_file
 from tests.model.tokenization.files import TEXTS, load_folder
 from tests.tiny import TEXT

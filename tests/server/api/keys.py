@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 
-from server.api.auth.keyring import digest_of
+from server.api.auth import digest_of
 
 ALICE, BOB, ROOT = "key-of-alice", "key-of-bob", "key-of-root"
 

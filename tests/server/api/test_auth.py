@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from server.api.auth.keyring import Keyring
-from server.api.auth.scopes import ALL_SCOPES
+from server.api.auth import ALL_SCOPES, Keyring
 from tests.server.api.keys import ALICE, BOB, bearer, offers
 from tests.server.harness import Running, receive, running, send
 

@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from server.api.middleware.connections import SPARE, ConnectionTable, OpenConnection, address_of
+from server.api.connections import SPARE, ConnectionTable, OpenConnection, address_of
 
 
 class Transport:

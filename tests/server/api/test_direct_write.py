@@ -13,14 +13,12 @@ from typing import Any
 
 import pytest
 
-from server.api.auth.keyring import Keyring
-from server.api.openai.completions.parts import Shown
-from server.api.openai.completions.writer import CompletionWriter
-from server.api.request_answer import SseAnswer
+from server.api.answers import WRITE_EXTENSION, SseAnswer, writer_of
+from server.api.auth import Keyring
+from server.api.openai.completions import CompletionWriter, Shown
 from server.api.schemas.requests import StreamOptions
-from server.api.streaming import WRITE_EXTENSION, writer_of
-from server.api.websocket.socket import SocketEndpoint, Sockets
-from server.api.websocket.stream import StreamCodec
+from server.api.sockets import SocketEndpoint, Sockets
+from server.api.stream import StreamCodec
 from server.config.settings import ServerConfig
 from server.engine.types import Event, Request, SamplingParams, TokenEvent
 from server.models.registry import Models

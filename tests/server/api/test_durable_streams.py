@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 from benchmarks import sse
-from server.api.durable_streams import answers
-from server.runtime.followers import Follower, Followers
-from server.sessions import log_stream
+from server.api import durable_streams
+from server.runtime.readers import Follower, Followers
+from server.sessions import text as log_text
 from server.store.memory_store import MemoryStore
-from server.store.saving import StoreLimits
+from server.store.table_store import StoreLimits
 from tests.fakes import FakeEngine
 from tests.server.api.keys import ALICE, BOB, bearer
 from tests.server.api.talk import Message, create, info, kept, left, post, story, until
@@ -72,7 +72,7 @@ async def test_every_offset_resumes_and_offsets_sort(server: Running) -> None:
     await post(server, session, "append", text="more")
     whole = (await get(server, session, offset=-1)).json()
     assert [message["type"] for message in whole[-2:]] == ["input", "appended"]
-    offsets = [log_stream.offset_of(log_stream.Place(number)) for number in range(len(whole) + 1)]
+    offsets = [log_text.offset_of(log_text.Place(number)) for number in range(len(whole) + 1)]
     assert offsets == sorted(offsets)
     for place, offset in enumerate(offsets):
         answer = await get(server, session, offset=offset)
@@ -83,7 +83,7 @@ async def test_every_offset_resumes_and_offsets_sort(server: Running) -> None:
 async def test_chunks_add_up_to_the_stream(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_stream, "CHUNK_TOKENS", 7)
+    monkeypatch.setattr(log_text, "CHUNK_TOKENS", 7)
     session = await kept(server, 20)
     found: list[Message] = []
     answer = await get(server, session)
@@ -329,7 +329,7 @@ async def test_long_poll_answers_at_once_with_what_there_is(server: Running) -> 
 async def test_long_poll_without_news_ends_with_204(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers, "LONG_POLL_S", 0.01)
+    monkeypatch.setattr(durable_streams, "LONG_POLL_S", 0.01)
     session = await kept(server, 3)
     end = await tail(server, session)
     answer = await get(server, session, offset=end, live="long-poll")
@@ -342,8 +342,8 @@ async def test_long_poll_without_news_ends_with_204(
 async def test_sse_sends_each_chunk_and_where_it_ends(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers, "SSE_S", 0.01)
-    monkeypatch.setattr(log_stream, "CHUNK_TOKENS", 3)
+    monkeypatch.setattr(durable_streams, "SSE_S", 0.01)
+    monkeypatch.setattr(log_text, "CHUNK_TOKENS", 3)
     session = await kept(server, 5)
     answer = await get(server, session, offset=-1, live="sse", format="text")
     assert answer.headers["content-type"] == "text/event-stream"

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from benchmarks import sse
-from server.store.errors import StoreError, StoreFailed, StoreFull
+from server.store.base import StoreError, StoreFailed, StoreFull
 from tests.fakes import FakeEngine
 from tests.server.api.talk import (
     Message,

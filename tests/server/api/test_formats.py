@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from server.api.schemas.formats import MAX_REGEX_CHARS, JsonSchemaFormat, ResponseFormat
+from server.api.schemas.requests import MAX_REGEX_CHARS, JsonSchemaFormat, ResponseFormat
 
 FORMAT: TypeAdapter[ResponseFormat] = TypeAdapter(ResponseFormat)
 

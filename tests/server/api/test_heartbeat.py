@@ -12,9 +12,9 @@ import pytest
 
 from benchmarks.sse import DONE, SseParser
 from benchmarks.websocket import PING, handshake
-from server.api.streaming import COMMENT, NUM_TICKS, DirectWriter
+from server.api.answers import COMMENT, NUM_TICKS, DirectWriter
 from server.engine.types import Event, TokenEvent
-from server.runtime.event_queue import EventQueue
+from server.runtime.queues import EventQueue
 from tests.fakes import FakeEngine
 from tests.reliability.raw_websocket import connected, opened
 from tests.server.api.talk import create, kept

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from benchmarks import sse
-from server.sessions import log_stream
-from server.sessions.log_stream import Place, offset_of
+from server.sessions import text as log_text
+from server.sessions.text import Place, offset_of
 from server.store.base import Numbered
 from server.store.memory_store import MemoryStore
 from tests.fakes import ByteTokenizer
@@ -60,7 +60,7 @@ def store() -> CountingStore:
 async def server(
     tokenizer: CountingTokenizer, store: CountingStore, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Running]:
-    monkeypatch.setattr(log_stream, "CHUNK_TOKENS", 7)
+    monkeypatch.setattr(log_text, "CHUNK_TOKENS", 7)
     async with running(store=store, tokenizer=tokenizer) as server:
         yield server
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import sse
-from server.engine.prefix import PrefixHandle
+from server.engine.prefixes import PrefixHandle
 from tests.fakes import FakeEngine
 from tests.server.harness import Running, receive, receive_until, running, send
 from tests.server.served import served

@@ -6,7 +6,7 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Host, Mount, Route, WebSocketRoute
 
 from server.api.app import ROUTERS
-from server.api.auth.scopes import OPEN, ROUTES, RouteTable, UndeclaredRoute
+from server.api.auth import OPEN, ROUTES, RouteTable, UndeclaredRoute
 from tests.server.harness import Running
 
 NOWHERE = Starlette()

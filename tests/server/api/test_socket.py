@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from server.api.frames import FrameWriter, encode
-from server.api.schemas.frame_models import TokenFrame
-from server.api.websocket.socket import Close, Socket
+from server.api.events import FrameWriter, encode
+from server.api.schemas.responses import TokenFrame
+from server.api.sockets import Close, Socket
 from server.engine.types import Event, Migrated, Request, SamplingParams, Scored, TokenEvent
 from server.errors import InternalFailure, RequestError
-from server.runtime.event_queue import ReaderTooSlow
+from server.runtime.queues import ReaderTooSlow
 
 
 def token(seq: int) -> TokenEvent:

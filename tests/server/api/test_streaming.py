@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from server.api.streaming import PART_BYTES, DirectWriter, send_stream, server_sent
+from server.api.answers import PART_BYTES, DirectWriter, send_stream, server_sent
 from server.engine.types import Event, Failed, TokenEvent
 from server.errors import InternalFailure, RequestError
-from server.runtime.event_queue import EventQueue
+from server.runtime.queues import EventQueue
 
 
 def token(seq: int) -> TokenEvent:

@@ -6,10 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.api.auth.keyring import Caller
-from server.api.auth.keys_file import Limits
-from server.api.auth.scopes import MESSAGES, ScopeMissing
-from server.api.auth.tenants import Bucket, RateLimited, Room, Tenant
+from server.api.auth import (
+    MESSAGES,
+    Bucket,
+    Caller,
+    Limits,
+    RateLimited,
+    Room,
+    ScopeMissing,
+    Tenant,
+)
 from server.api.schemas.requests import MESSAGE_TYPES
 
 

@@ -12,10 +12,17 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from server.api.auth.keyring import Caller, Keyring, digest_of
-from server.api.auth.keys_file import KeyEntry, KeysFileError, Limits, read_keys
-from server.api.auth.scopes import ALL_SCOPES
-from server.api.auth.tenants import RateLimited
+from server.api.auth import (
+    ALL_SCOPES,
+    Caller,
+    KeyEntry,
+    Keyring,
+    KeysFileError,
+    Limits,
+    RateLimited,
+    digest_of,
+    read_keys,
+)
 from server.api.errors import InvalidApiKey
 from server.cli.keys import key_command
 from tests.docs.pages import names, page, rows, section

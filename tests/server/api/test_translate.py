@@ -7,35 +7,34 @@ from typing import Any
 import pytest
 
 from server import errors
+from server.api import auth
 from server.api import errors as api_errors
-from server.api.auth import scopes, tenants
 from server.api.errors import OUTCOMES, error_object, outcome
 from server.api.openai.bodies import CompletionBody
-from server.api.openai.responses import reading as responses_reading
-from server.api.openai.responses import turns as response_turns
+from server.api.openai.responses import stored as response_turns
+from server.api.openai.responses import stored as responses_reading
+from server.api.prepare import append_request, generate_request
 from server.api.schemas.parse import parse_body, parse_message, request_id_of
 from server.api.schemas.requests import AppendBody
-from server.api.translate import append_request, generate_request
-from server.engine import prefix
-from server.engine.sampling_defaults import with_defaults
+from server.engine import prefixes
+from server.engine.sampling import with_defaults
 from server.engine.types import Request, SamplingParams
 from server.errors import InvalidRequest, RequestError
 from server.models import changes as model_changes
 from server.models import storage
-from server.models.service import RequestLimits
-from server.models.tenant_tokenizers import TenantTokenizers
+from server.models.service import RequestLimits, TenantTokenizers
 from server.runtime import async_engine as async_engine
-from server.runtime import event_queue as event_queue
-from server.runtime import followers
+from server.runtime import queues as event_queue
+from server.runtime import readers
 from server.sessions import idempotency, named_states
-from server.store import errors as store_errors
-from server.store.errors import StoreTooNew
+from server.store import base as store_errors
+from server.store.base import StoreTooNew
 from tests.fakes import ByteTokenizer
 
 #: All that have errors, but for what only an operator sees.
 MODULES = (
-    *(errors, api_errors, store_errors, async_engine, event_queue, idempotency, scopes, tenants),
-    *(model_changes, named_states, prefix, response_turns, responses_reading, storage, followers),
+    *(errors, api_errors, store_errors, async_engine, event_queue, idempotency, auth, auth),
+    *(model_changes, named_states, prefixes, response_turns, responses_reading, storage, readers),
 )
 
 

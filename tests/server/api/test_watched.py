@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 from starlette.types import Message, Scope, Send
 
-from server.api.watched import WatchedAnswer
+from server.api.answers import WatchedAnswer
 
 
 class Stubborn(WatchedAnswer):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from server.engine.sampling_defaults import with_defaults
+from server.engine.sampling import with_defaults
 from tests.fakes import STATE_BYTES, FakeEngine
 from tests.server.harness import Gate, Recorder, Running, receive, receive_until, running, send
 

@@ -15,8 +15,7 @@ from typer import Context
 from typer.main import get_group
 from typer.testing import CliRunner, Result
 
-from server.cli.commands import COMMANDS, EXTRAS, GROUPS
-from server.cli.main import app
+from server.cli.main import COMMANDS, EXTRAS, GROUPS, app
 
 GROUP = get_group(app)
 NAMES = sorted({*GROUP.list_commands(Context(GROUP)), *COMMANDS})

@@ -15,8 +15,8 @@ from typer.testing import CliRunner, Result
 from model.bundled_models import DEFAULT_MODEL, DEFAULT_NAME, bundled_models
 from model.checkpoint import load_checkpoint
 from model.native.runtime import Runtime
-from server.cli.greeting import PURPOSES, invite
 from server.cli.main import app
+from server.cli.serve import PURPOSES, invite
 from server.config.settings import ServerConfig
 from tests.tiny import write_model
 

@@ -13,7 +13,7 @@ from model.checkpoint import load_checkpoint, save_checkpoint
 from model.state import StateLayout
 from server.engine.engine import EngineConfig
 from server.models.backend import open_backend
-from server.models.state_files import read_state
+from server.models.build import read_state
 from server.models.storage import identity_of
 from tests.rwkv7 import write_pth
 from tests.server.cli.test_commands import run, the_line

@@ -12,8 +12,7 @@ from typer.testing import CliRunner, Result
 
 from server.cli.store import check_command, compact_command, export_command, salvage_command
 from server.store.portable import import_session
-from server.store.sqlite.database import FILE_NAME
-from server.store.sqlite.signing import signing_key
+from server.store.sqlite.database import DATABASE_FILE, signing_key
 from server.store.sqlite.store import open_store
 from tests.server.store.records import IDENTITY, Writer, block
 
@@ -40,7 +39,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def set_format(path: Path, version: int) -> None:
-    connection = apsw.Connection(str(path / FILE_NAME))
+    connection = apsw.Connection(str(path / DATABASE_FILE))
     connection.pragma("user_version", version)
     connection.close()
 
@@ -71,7 +70,7 @@ class TestCheck:
         assert f"name one of the stores in it: {inside}" in result.output
 
     def test_what_is_left_of_a_session_that_is_gone_is_counted(self, path: Path) -> None:
-        database = apsw.Connection(str(path / FILE_NAME))
+        database = apsw.Connection(str(path / DATABASE_FILE))
         database.execute("PRAGMA foreign_keys = OFF")
         database.execute("DELETE FROM session WHERE id = 'two'")
         database.close()

@@ -8,8 +8,8 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from server.cli.backup import backup_command, new_id_command
-from server.store.sqlite.check import problems
+from server.cli.store import backup_command, new_id_command
+from server.store.sqlite.maintenance import problems
 from server.store.sqlite.store import open_store
 from tests.server.store.records import IDENTITY, Writer, block, file_digest, named_file
 

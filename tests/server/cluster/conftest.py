@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from server.cluster import ownership
+from server.cluster import shared
 from server.store.postgres.store import PostgresStore
 from tests.postgres import Postgres
 from tests.reliability.servers import STUCK_S
@@ -35,7 +35,7 @@ own_s3 = pytest.fixture(_started, name="own_s3")
 @pytest.fixture(autouse=True)
 def answers_may_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica of this process answers, but on a busy machine perhaps not within seconds."""
-    monkeypatch.setattr(ownership, "ANSWER_S", STUCK_S)
+    monkeypatch.setattr(shared, "ANSWER_S", STUCK_S)
 
 
 @pytest.fixture

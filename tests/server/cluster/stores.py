@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from server.store.base import Identity
-from server.store.object_storage.objects import TableObjects
 from server.store.postgres.link import SharedConnection, SharedPlace
+from server.store.postgres.objects import TableObjects
 from server.store.postgres.store import PostgresStore
 from tests.server.one_model import SIGNING
 from tests.server.store.records import IDENTITY, Writer, text_after

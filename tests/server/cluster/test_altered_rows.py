@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from server.errors import RequestError
-from server.store.errors import SessionBroken
+from server.store.base import SessionBroken
 from server.store.postgres.store import PostgresStore
 from tests.server.cluster.stores import Join
 from tests.server.store.places import Place

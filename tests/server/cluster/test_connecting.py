@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 from psycopg.waiting import Ready, Wait
 
-from server.store.postgres import connecting
-from server.store.postgres.connecting import TIMEOUT_S, Hung, connect
+from server.store.postgres import database
+from server.store.postgres.database import TIMEOUT_S, Hung, connect
 
 #: What a wait finds, after so many milliseconds at most.
 Poll = Callable[["Waits", float], list[tuple[int, int]]]
@@ -40,9 +40,9 @@ class Waits:
 
 def begin(monkeypatch: pytest.MonkeyPatch, poll: Poll) -> Waits:
     waits = Waits(poll)
-    monkeypatch.setattr(connecting, "time", waits)
+    monkeypatch.setattr(database, "time", waits)
     fake = SimpleNamespace(poll=lambda: waits, POLLIN=select.POLLIN, POLLOUT=select.POLLOUT)
-    monkeypatch.setattr(connecting, "select", fake)
+    monkeypatch.setattr(database, "select", fake)
     return waits
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from server.store.errors import OwnedElsewhere
+from server.store.base import OwnedElsewhere
 from server.store.postgres.store import PostgresStore
 from tests.pgbouncer import PgBouncer, needs_pgbouncer
 from tests.postgres import Postgres

@@ -12,10 +12,10 @@ from psycopg import sql
 
 from server.engine.types import Event, Failed, Started, TokenEvent
 from server.errors import RequestError
-from server.runtime.event_queue import EventQueue
-from server.runtime.store_thread import commit_apart
+from server.runtime.queues import EventQueue
+from server.runtime.threads import commit_apart
 from server.sessions.sessions import Sessions
-from server.store.errors import SessionBroken, StoreFailed, StoreFull
+from server.store.base import SessionBroken, StoreFailed, StoreFull
 from server.store.postgres.store import PostgresStore
 from tests.fakes import FakeEngine
 from tests.reliability.servers import STUCK_S

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from server.engine.types import Event
-from server.runtime.event_queue import EventQueue
+from server.runtime.queues import EventQueue
 from server.sessions.idempotency import KeyInUse
-from server.store.errors import StoreFailed
+from server.store.base import StoreFailed
 from server.store.postgres.link import REST_S
 from tests.postgres import Postgres
 from tests.server.cluster.stores import Join

@@ -8,8 +8,7 @@ from contextlib import ExitStack
 import psycopg
 import pytest
 
-from server.store.postgres.store import PostgresStore
-from server.store.postgres.upkeep import SAVES_AT_ONCE, SWEEP_S
+from server.store.postgres.store import SAVES_AT_ONCE, SWEEP_S, PostgresStore
 from tests.server.cluster.stores import linked
 from tests.server.store.places import Place
 from tests.server.store.records import Writer, block

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 
 import pytest
 
-from server.cluster import ownership
-from server.cluster.ownership import PostgresOwnership
+from server.cluster import shared
+from server.cluster.shared import PostgresOwnership
 from server.engine.types import Event, Failed, Finished, Migrated, TokenEvent
 from server.errors import SessionAttached, SessionNotFound
 from server.runtime.async_engine import AsyncEngine
-from server.runtime.event_queue import EventQueue
+from server.runtime.queues import EventQueue
 from server.sessions.idempotency import IdempotencyKeys, KeyInUse
-from server.sessions.resume import Cursor
+from server.sessions.loader import Cursor
 from server.sessions.sessions import Sessions
-from server.store.errors import OwnedElsewhere
+from server.store.base import OwnedElsewhere
 from server.store.postgres.store import PostgresStore
 from tests.fakes import STORY, FakeEngine
 from tests.reliability.servers import STUCK_S
@@ -41,9 +41,9 @@ async def replica(url: str) -> AsyncIterator[Replica]:
     store = PostgresStore(fake_place(url))
     engine = FakeEngine(can_evict=True, new_id=lambda: f"sess_{secrets.token_hex(16)}")
     async with driving(engine, store=store) as async_engine:
-        ownership = PostgresOwnership(async_engine, store)
-        sessions = Sessions(async_engine, ownership=ownership)
-        keys = IdempotencyKeys(async_engine, sessions, ownership)
+        shared = PostgresOwnership(async_engine, store)
+        sessions = Sessions(async_engine, ownership=shared)
+        keys = IdempotencyKeys(async_engine, sessions, shared)
         await sessions.start()
         yield Replica(async_engine, sessions, keys, store, engine)
 
@@ -203,7 +203,7 @@ async def test_sessions_of_a_dead_replica_are_taken_on_request(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its engine continues, but the lock that shows its life is gone, as after a kill."""
-    monkeypatch.setattr(ownership, "ANSWER_S", 1.0)
+    monkeypatch.setattr(shared, "ANSWER_S", 1.0)
     async with replicas(database_url) as (one, other):
         session, _ = await begin(one)
         assert one.store.presence is not None
@@ -223,7 +223,7 @@ async def test_sessions_of_a_dead_replica_are_taken_on_request(
 async def test_silent_replica_is_an_error_after_a_timeout(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ownership, "ANSWER_S", 1.0)
+    monkeypatch.setattr(shared, "ANSWER_S", 1.0)
     async with replicas(database_url) as (one, other):
         session, event_queue = await begin(one)
         one.store.listen(lambda message: None, lambda key: None)

@@ -9,10 +9,10 @@ from contextlib import closing
 import psycopg
 import pytest
 
-from server.store.errors import SnapshotBroken, StoreFailed
-from server.store.object_storage.objects import Connection, Objects, TableObjects
-from server.store.object_storage.s3 import S3Objects
-from server.store.postgres.connecting import connect
+from server.store.base import SnapshotBroken, StoreFailed
+from server.store.postgres.database import connect
+from server.store.postgres.objects import Connection, Objects, TableObjects
+from server.store.postgres.s3 import S3Objects
 from tests.s3_server import S3Server
 
 TABLE = """

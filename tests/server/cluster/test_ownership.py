@@ -11,8 +11,8 @@ import pytest
 from server.engine.types import TokenEvent
 from server.errors import SessionNotFound
 from server.runtime.async_engine import STALL_S
-from server.store.errors import Fenced, OwnedElsewhere, StoreFailed, StoreLost
-from server.store.postgres import connecting, holdings, link
+from server.store.base import Fenced, OwnedElsewhere, StoreFailed, StoreLost
+from server.store.postgres import database, link, store
 from server.store.postgres import database as database_module
 from tests.postgres import STUCK_S, Postgres
 from tests.server.cluster.stores import Join, check_whole, linked
@@ -170,7 +170,7 @@ class TestReclaim:
         self, join: Join, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Two watch each replica: they would end each other's attempts endlessly."""
-        monkeypatch.setattr(holdings, "STUCK_S", 2)
+        monkeypatch.setattr(store, "STUCK_S", 2)
         one, other, third = join(), join(), join()
         database = linked(other).database
         with database.transaction(pipelined=False):
@@ -343,7 +343,7 @@ class TestDatabase:
         self, join: Join, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Below what makes the server look dead, however many wait."""
-        assert connecting.TIMEOUT_S + connecting.CONNECT_TIMEOUT_S < STALL_S
+        assert database.TIMEOUT_S + database.CONNECT_TIMEOUT_S < STALL_S
         one = join()
         writer = Writer()
         one.commit([writer.opened()])
@@ -351,7 +351,7 @@ class TestDatabase:
 
         def counted(*arguments: Any, **options: Any) -> Any:
             causes.append("connect")
-            return connecting.connect(*arguments, **options)
+            return database.connect(*arguments, **options)
 
         monkeypatch.setattr(database_module, "connect", counted)
         monkeypatch.setattr(link, "REST_S", STUCK_S)  # longer than this machine can be busy

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import psycopg
 import pytest
 
-from server.store.postgres.presence import Presence
+from server.store.postgres.link import Presence
 from server.store.postgres.store import PostgresStore
 from tests.postgres import Postgres
 from tests.server.cluster.stores import shared_place

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from server.store.errors import StoreFailed
-from server.store.object_storage.s3 import S3Objects
+from server.store.base import StoreFailed
+from server.store.postgres.s3 import S3Objects
 from tests.reserved_port import LOCAL, ReservedPort
 from tests.s3_server import KEY, SECRET, S3Server
 

@@ -10,15 +10,12 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from server.store.base import Identity
-from server.store.files import Chunk
-from server.store.object_storage.objects import Connection, Objects, TableObjects
-from server.store.object_storage.s3 import S3Objects
-from server.store.postgres.connecting import connect
-from server.store.postgres.database import PostgresDatabase
-from server.store.postgres.migrations import migrate
-from server.store.postgres.shared_prefixes import SharedLimits, SharedPrefixes
-from server.store.prefix_file import encode_prefix
+from server.store.base import Chunk, Identity
+from server.store.portable import encode_prefix
+from server.store.postgres.database import PostgresDatabase, connect, migrate
+from server.store.postgres.objects import Connection, Objects, TableObjects
+from server.store.postgres.prefixes import SharedLimits, SharedPrefixes
+from server.store.postgres.s3 import S3Objects
 from tests.postgres import Postgres
 from tests.s3_server import S3Server
 from tests.server.store.prefixes import IDENTITY, TEXT, found, named, new

@@ -15,11 +15,9 @@ from server.runtime.async_engine import AsyncEngine
 from server.sessions.prefix_tier import PrefixTier
 from server.store.base import Identity
 from server.store.memory_store import MemoryStore
-from server.store.object_storage.objects import TableObjects
-from server.store.postgres.connecting import connect
-from server.store.postgres.database import PostgresDatabase
-from server.store.postgres.migrations import migrate
-from server.store.postgres.shared_prefixes import SharedLimits, SharedPrefixes
+from server.store.postgres.database import PostgresDatabase, connect, migrate
+from server.store.postgres.objects import TableObjects
+from server.store.postgres.prefixes import SharedLimits, SharedPrefixes
 from tests.server.running_engine import begun, collect
 from tests.tiny import request, solo, tiny_checkpoint, tiny_engine, tokens_of
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from server.config.errors import ConfigError
-from server.config.settings import ServerConfig
-from server.config.sources import ModelSource
+from server.config.settings import ConfigError, ServerConfig
+from server.config.values import ModelSource
 from tests.docs.pages import page
 
 

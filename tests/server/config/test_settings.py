@@ -9,10 +9,14 @@ from typer.main import get_group
 from model.bundled_models import bundled_models
 from model.checkpoint_files import Lora
 from server.cli.main import app
-from server.config.errors import VARIABLE_ONLY, ConfigError, flag_of
-from server.config.settings import SHARED_SAVE_INTERVAL, ServerConfig
-from server.config.sources import ModelSource, StateFile
-from server.config.values import parse_bytes
+from server.config.settings import (
+    SHARED_SAVE_INTERVAL,
+    VARIABLE_ONLY,
+    ConfigError,
+    ServerConfig,
+    flag_of,
+)
+from server.config.values import ModelSource, StateFile, parse_bytes
 
 
 @pytest.mark.parametrize(

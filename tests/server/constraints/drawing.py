@@ -14,10 +14,15 @@ import numpy as np
 
 from model.bundled_models import DEFAULT_MODEL
 from model.tokenizer import Tokenizer
-from server.constraints.ending import GrammarEndings, ids_of
-from server.constraints.grammar import costs_of, grammar_text, with_costs
+from server.constraints.grammar import (
+    GrammarEndings,
+    Vocabulary,
+    costs_of,
+    grammar_text,
+    ids_of,
+    with_costs,
+)
 from server.constraints.matcher import GrammarMatcher
-from server.constraints.vocabulary import Vocabulary
 
 
 class Drawn(NamedTuple):

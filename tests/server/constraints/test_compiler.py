@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from server.api.schemas.formats import ResponseFormat
-from server.constraints.child import TrialLimits
-from server.constraints.compiler import MAX_WAITING, FormatCompiler
+from server.api.schemas.requests import ResponseFormat
+from server.constraints.compiler import MAX_WAITING, FormatCompiler, TrialLimits
 from server.errors import InvalidRequest, QueueFull
 from server.workers.process import ROOT
 from tests.server.constraints.drawing import of_schema, tokenizer

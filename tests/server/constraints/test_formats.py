@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from server.constraints.errors import FormatRefused
+from server.constraints.schema import FormatRefused
 from tests.server.constraints.drawing import accepts, budgets, compiled, draw
 
 REGEXES = [

@@ -13,9 +13,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, Json, TypeAdapter
 
-from server.constraints.errors import FormatRefused
-from server.constraints.exclusive import NULL, Exclusive
-from server.constraints.json_schema import normal
+from server.constraints.schema import NULL, Exclusive, FormatRefused, normal
 from tests.server.constraints.drawing import accepts, check, compiled, of_schema
 
 pytestmark = pytest.mark.slow

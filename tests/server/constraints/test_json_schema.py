@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.constraints.errors import FormatRefused
-from server.constraints.json_schema import normal
+from server.constraints.schema import FormatRefused, normal
 from tests.server.constraints.drawing import accepts, compiled, of_schema
 
 NOT_SUPPORTED = {

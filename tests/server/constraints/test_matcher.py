@@ -8,11 +8,8 @@ import random
 import numpy as np
 import pytest
 
-from server.constraints.ending import GrammarEndings, ids_of
-from server.constraints.grammar import grammar_text
+from server.constraints.grammar import GrammarEndings, Search, Vocabulary, grammar_text, ids_of
 from server.constraints.matcher import NotAllowed
-from server.constraints.search import Search
-from server.constraints.vocabulary import Vocabulary
 from server.errors import InvalidRequest
 from tests.server.constraints.drawing import (
     compiled,

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from server.constraints.errors import FormatRefused
+from server.constraints.schema import FormatRefused
 from tests.server.constraints.drawing import check
 from tests.server.constraints.schemas import BY_HAND, Schema, generated
 

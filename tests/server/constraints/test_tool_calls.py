@@ -12,10 +12,16 @@ import jsonschema
 import pytest
 
 from model.chat.call_forms import FENCED, FORMS, PARAMETERS, TAGGED, CallForm
-from server.api.openai.chat.call_reader import Arguments, CallBegins, CallReader, Text
-from server.api.openai.chat.tools import ToolCallsFormat, with_texts
+from server.api.openai.chat.calls import (
+    Arguments,
+    CallBegins,
+    CallReader,
+    Text,
+    ToolCallsFormat,
+    with_texts,
+)
 from server.constraints.compiler import FormatCompiler
-from server.constraints.ending import ids_of
+from server.constraints.grammar import ids_of
 from server.constraints.matcher import FreeText, GrammarMatcher
 from server.constraints.worker import answer
 from server.errors import InvalidRequest, RequestError

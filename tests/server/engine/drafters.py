@@ -8,17 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from model.state import StateLayout
-from server.engine.constraint import Matchers
-from server.engine.cpu_state_pool import CpuStatePool
-from server.engine.draft_costs import DraftCosts
-from server.engine.drafter import Proposal
+from server.engine.drafts import MAX_STREAMS, DraftCosts, Proposal, SuffixDrafter
 from server.engine.engine import Engine
-from server.engine.live import Live
 from server.engine.model_drafter import ModelDrafter
-from server.engine.native_runner import NativeRunner
-from server.engine.runner import Mask
-from server.engine.session import Session
-from server.engine.suffix_drafter import MAX_STREAMS, SuffixDrafter
+from server.engine.request import Live
+from server.engine.runner import CpuStatePool, Mask, NativeRunner
+from server.engine.session import Matchers, Session
 from server.engine.types import Request
 from tests.fakes import Hashed
 from tests.tiny import tiny_checkpoint, tiny_runtime, tiny_tokenizer
@@ -29,7 +24,7 @@ KINDS: tuple[int | str, ...] = (MAX_DRAFTS, 0, 2, "random", 1, MAX_DRAFTS, "none
 
 
 class Drafter:
-    """See `server.engine.drafter.Drafter`. Subclasses know what is right."""
+    """See `server.engine.drafts.Drafter`. Subclasses know what is right."""
 
     max_drafts = MAX_DRAFTS
     max_streams = 100

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from model.tokenizer import Tokenizer
-from server.engine.detokenizer import StopStrings
+from server.engine.text import StopStrings
 from server.engine.types import (
     Event,
     Failed,

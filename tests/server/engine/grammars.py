@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from server.engine.engine import Engine
+from server.engine.session import Constraint
 from server.engine.types import Request
-from server.engine.value import Constraint
 from server.errors import RequestError
 from tests.tiny import request, tiny_tokenizer
 
@@ -28,7 +28,7 @@ TIGHT = "tight"
 
 
 class FakeMatcher:
-    """See `server.engine.matcher.Matcher`."""
+    """See `server.engine.session.Matcher`."""
 
     cost_s = 0.0
 

@@ -10,12 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from model.tokenizer import Tokenizer
-from server.engine.detokenizer import Detokenizer
-from server.engine.replay import replay
+from server.engine.kept import replay
 from server.engine.sampling import PENALTY_WINDOW
-from server.engine.session import Session
-from server.engine.types import Finished, TokenEvent
-from server.engine.value import (
+from server.engine.session import (
     Accepted,
     Deleted,
     Entry,
@@ -24,9 +21,12 @@ from server.engine.value import (
     Record,
     Rewound,
     Saved,
+    Session,
     SessionValue,
     StateBlock,
 )
+from server.engine.text import Detokenizer
+from server.engine.types import Finished, TokenEvent
 
 
 class Ledger:

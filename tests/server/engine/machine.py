@@ -11,11 +11,11 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine
 
-from server.engine.drafter import Drafter
+from server.engine.drafts import Drafter
 from server.engine.engine import Engine
 from server.engine.runner import Runner
+from server.engine.session import StateBlock
 from server.engine.types import Request
-from server.engine.value import StateBlock
 from server.errors import (
     CapacityExhausted,
     ContextExceeded,

@@ -9,9 +9,7 @@ import pytest
 from model.checkpoint import Checkpoint
 from model.native.runtime import Runtime, built
 from model.state import StateLayout
-from server.engine.cpu_state_pool import CpuStatePool
-from server.engine.native_runner import NativeRunner
-from server.engine.runner import Feed, Runner
+from server.engine.runner import CpuStatePool, Feed, NativeRunner, Runner
 from server.engine.torch_runner import TorchRunner
 from tests.tiny import tiny_checkpoint
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from model.state import StateLayout
-from server.engine.cpu_state_pool import CpuStatePool
 from server.engine.engine import Engine
+from server.engine.runner import CpuStatePool
+from server.engine.session import Past, StateBlock
 from server.engine.types import Request
-from server.engine.value import Past, StateBlock
 from server.errors import ContextExceeded
 from tests.server.engine.conftest import needs_native
 from tests.server.engine.ledger import Ledger

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from server.engine.constraint import OpenConstraint
 from server.engine.engine import Engine
-from server.engine.value import Constraint
+from server.engine.session import Constraint, OpenConstraint
 from tests.fakes import FakeRuntime
 from tests.server.engine.grammars import (
     EOS,

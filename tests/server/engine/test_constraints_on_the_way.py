@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from server.engine.engine import Engine
-from server.engine.value import Constraint
+from server.engine.session import Constraint
 from tests.fakes import FakeRuntime
 from tests.server.engine.grammars import (
     GRAMMAR,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.detokenizer import Detokenizer, StopStrings, text_within
+from server.engine.text import Detokenizer, StopStrings, text_within
 from tests.tiny import tiny_tokenizer
 
 

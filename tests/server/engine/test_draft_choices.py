@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from server.engine.draft_choices import FIRST_RATE, MAX_CHOICES, Choices, place_of
+from server.engine.drafts import FIRST_CHOICE_RATE, MAX_CHOICES, Choices, place_of
 
 
 def test_places_are_those_of_equal_masks() -> None:
@@ -27,14 +27,14 @@ def test_last_token_of_a_place_and_after_a_token() -> None:
 def test_rate_of_a_place_follows_how_often_its_token_came_again() -> None:
     choices = Choices()
     choices.learn(1, 7, 30)
-    assert choices.rate(1) == FIRST_RATE, "nothing was seen to come again"
+    assert choices.rate(1) == FIRST_CHOICE_RATE, "nothing was seen to come again"
     for _ in range(9):
         choices.learn(1, 7, 30)
     assert choices.rate(1) > 0.9
     for token in range(9):
         choices.learn(1, 7, token)
     assert choices.rate(1) < 0.1
-    assert choices.rate(2) == FIRST_RATE
+    assert choices.rate(2) == FIRST_CHOICE_RATE
 
 
 def test_memory_is_bounded() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.engine.draft_costs import LEAST_ROW, DraftCosts
+from server.engine.drafts import LEAST_ROW, DraftCosts
 
 #: A large model: a call of eight rows takes a fifth longer than one of a single row.
 LARGE = DraftCosts((1.0, 1.03, 1.09, 1.2, 1.5), keep_s=0.03)

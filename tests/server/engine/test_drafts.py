@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from server.engine.engine import Engine
+from server.engine.session import Past, Record
 from server.engine.types import Event, Finished, Request, Started, TokenEvent, Turn
-from server.engine.value import Past, Record
 from tests.reliability.faulty_runner import FaultyRunner, never
 from tests.server.engine.conftest import needs_native
 from tests.server.engine.drafters import KINDS, MAX_DRAFTS, ScriptedDrafter

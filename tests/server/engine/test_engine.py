@@ -10,15 +10,9 @@ import torch
 from model.checkpoint import Checkpoint
 from model.lm import LanguageModel
 from server.engine.engine import Engine, EngineConfig
+from server.engine.session import Accepted, Past
 from server.engine.types import Finished, SamplingParams, Started, TokenEvent
-from server.engine.value import Accepted, Past
-from server.errors import (
-    CapacityExhausted,
-    InvalidRequest,
-    QueueFull,
-    SessionBusy,
-    SessionNotFound,
-)
+from server.errors import CapacityExhausted, InvalidRequest, QueueFull, SessionBusy, SessionNotFound
 from server.models.backend import open_backend
 from tests.fakes import FakeRuntime
 from tests.tiny import (

@@ -15,17 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from model.state import StateLayout
-from server.engine.cpu_state_pool import CpuStatePool
+from server.engine.drafts import SuffixDrafter
 from server.engine.model_drafter import ModelDrafter
-from server.engine.native_runner import NativeRunner
-from server.engine.runner import Runner
-from server.engine.suffix_drafter import SuffixDrafter
-from server.errors import (
-    CapacityExhausted,
-    InternalFailure,
-    SessionAttached,
-    SessionBusy,
-)
+from server.engine.runner import CpuStatePool, NativeRunner, Runner
+from server.errors import CapacityExhausted, InternalFailure, SessionAttached, SessionBusy
 from tests.fakes import OnGrid
 from tests.server.engine.drafters import CHEAP, NEVER, HashedDrafter
 from tests.server.engine.ledger import rebuilt, settled

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from model.native.runtime import Runtime
-from server.engine import keeper
+from server.engine import kept
 from server.engine.engine import Engine
-from server.engine.value import Opened, Past, Saved
+from server.engine.session import Opened, Past, Saved
 from server.errors import CapacityExhausted, InvalidRequest, SessionBusy, SessionNotFound
 from tests.server.engine.ledger import Ledger
 from tests.tiny import drain, finished, request, solo, started, state_of, tokens_of
@@ -64,7 +64,7 @@ def test_forks_of_one_place_are_of_one_stored_state(
     engine: Engine, session: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The session itself is saved there, so that its file outlives a fork that is deleted."""
-    monkeypatch.setattr(keeper, "SAVED_FORK_BYTES", 0)
+    monkeypatch.setattr(kept, "SAVED_FORK_BYTES", 0)
     engine.take_records()
     (first,) = fork(engine, session)
     (_, opened), (name, saved) = engine.take_records()

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from model.architectures.network import model_of
 from model.lm import LanguageModel
 from server.engine.engine import Engine
-from server.engine.invariance import MIN_USE, SIZES, batches, row_sizes
+from server.engine.torch_runner import MIN_USE, SIZES, batches, row_sizes
 from server.engine.types import Event
 from tests.server.engine.test_same_bits import PROMPT, SERVED
 from tests.tiny import drain, finished, request, solo, state_of, tiny_checkpoint, tiny_engine

@@ -9,8 +9,8 @@ import pytest
 
 from model.native.runtime import Runtime
 from server.engine.engine import Engine
+from server.engine.session import Accepted, Deleted, Opened, Saved
 from server.engine.types import Finished, Migrated, TokenEvent
-from server.engine.value import Accepted, Deleted, Opened, Saved
 from server.errors import CapacityExhausted, SessionNotFound
 from tests.server.engine.ledger import Ledger
 from tests.tiny import drain, finished, request, solo, state_of, tokens_of

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from server.engine.draft_costs import DraftCosts
+from server.engine.drafts import MAX_STREAMS, DraftCosts
 from server.engine.engine import Engine
 from server.engine.model_drafter import RETRY_TOKENS, ModelDrafter
 from server.engine.sampling import PENALTY_WINDOW
-from server.engine.suffix_drafter import MAX_STREAMS
+from server.engine.session import Past
 from server.engine.types import EngineStats
-from server.engine.value import Past
 from tests.reliability.faulty_runner import FaultyRunner
 from tests.server.engine.conftest import needs_native
 from tests.server.engine.drafters import CHEAP, NEVER, model_drafter

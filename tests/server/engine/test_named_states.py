@@ -10,9 +10,9 @@ import pytest
 
 from model.native.runtime import Runtime
 from server.engine.engine import Engine
-from server.engine.value import Past, SessionValue, StateBlock
+from server.engine.session import Past, SessionValue, StateBlock
 from server.errors import CapacityExhausted
-from server.store.named_state import NamedState, named_state, tuned_state
+from server.store.portable import NamedState, named_state, tuned_state
 from tests.tiny import (
     drain,
     finished,

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from server.engine.prefix import Evicted, Prefix, keys
-from server.engine.prefix_cache import PrefixCache, boundaries
-from server.engine.value import StateBlock
+from server.engine.prefixes import Evicted, Prefix, PrefixCache, boundaries, keys
+from server.engine.session import StateBlock
 
 TORCH_GRID = (64, 16)
 

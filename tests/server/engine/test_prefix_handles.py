@@ -9,9 +9,9 @@ import pytest
 
 from model.native.runtime import Runtime
 from server.engine.engine import Engine
-from server.engine.prefix import PrefixHandle, PrefixNotFound
+from server.engine.prefixes import PrefixHandle, PrefixNotFound
+from server.engine.session import Past
 from server.engine.types import Request, SamplingParams
-from server.engine.value import Past
 from server.errors import InvalidRequest
 from tests.server.engine.conftest import needs_native
 from tests.tiny import drain, finished, request, solo, started, state_of, tokens_of

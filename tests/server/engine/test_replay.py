@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from server.engine.session import Past, Saved, StateBlock
 from server.engine.types import Request, SamplingParams
-from server.engine.value import Past, Saved, StateBlock
 from server.errors import InvalidRequest
 from tests.fakes import STATE_BYTES, STORY, FakeEngine, state_after
 from tests.server.engine.ledger import Ledger, rebuilt, settled, unseen

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from server.engine.config import REQUEST_BYTES
-from server.engine.token_ids import TokenArray
+from server.engine.limits import REQUEST_BYTES
+from server.engine.session import Accepted
+from server.engine.text import TokenArray
 from server.engine.types import PROMPT_ID_BYTES, Request
-from server.engine.value import Accepted
 from server.errors import QueueFull
 from server.store.codec import pack_entries, unpack_entries
 from tests.fakes import FakeEngine

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from server.engine.engine import Engine
-from server.engine.value import Past, Saved
+from server.engine.session import Past, Saved
 from tests.server.engine.conftest import needs_native
 from tests.server.engine.grammars import VOCAB_SIZE, FakeMatchers
 from tests.server.engine.ledger import Ledger

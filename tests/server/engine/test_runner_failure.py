@@ -14,8 +14,7 @@ from torch import Tensor
 from model.architectures.network import ModelState
 from model.attention import MECHANISMS, spec_of
 from model.lm import LanguageModel
-from server.engine.cpu_state_pool import CpuStatePool
-from server.engine.runner import Feed, Runner
+from server.engine.runner import CpuStatePool, Feed, Runner
 from server.engine.torch_runner import TorchRunner
 from server.engine.types import SamplingParams
 from tests.server.engine.runners import BACKENDS, drawn, make_pool, make_runner, needs_native

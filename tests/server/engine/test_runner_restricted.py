@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from server.engine.cpu_state_pool import CpuStatePool
-from server.engine.runner import NOT_FINITE, Feed, Runner
+from server.engine.runner import NOT_FINITE, CpuStatePool, Feed, Runner
 from server.engine.types import SamplingParams
 from tests.draws import allowed, mask_of, random_mask, random_params
 from tests.server.engine.runners import BACKENDS, drawn, make_pool, make_runner, needs_native

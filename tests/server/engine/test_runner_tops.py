@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from model.architectures.network import model_of
-from server.engine.cpu_state_pool import CpuStatePool
-from server.engine.runner import NOT_FINITE, Feed, Runner
+from server.engine.runner import NOT_FINITE, CpuStatePool, Feed, Runner
 from server.engine.types import SamplingParams
 from tests.draws import mask_of
 from tests.server.engine.runners import BACKENDS, TOLERANCE, drawn, make_pool, make_runner

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from server.engine.runner import NOT_FINITE
-from server.engine.sampler import Draw, sample, scores_of, uniform
+from server.engine.torch_runner import Draw, sample, scores_of, uniform
 from server.engine.types import SamplingParams
 from tests.draws import (
     KINDS,

@@ -9,10 +9,9 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from server.engine.detokenizer import Detokenizer
 from server.engine.sampling import PENALTY_WINDOW
-from server.engine.session import Session
-from server.engine.value import StateBlock
+from server.engine.session import Session, StateBlock
+from server.engine.text import Detokenizer
 from tests.fakes import FakeRuntime
 from tests.tiny import request, tiny_engine, tiny_tokenizer
 

@@ -12,9 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from model.config import ModelConfig
 from model.state import Field, StateLayout
 from model.tensor_spec import TensorSpec
-from server.engine.cpu_state_pool import CpuStatePool
-from server.engine.native_runner import NativeRunner
-from server.engine.runner import Feed
+from server.engine.runner import CpuStatePool, Feed, NativeRunner
 from tests.server.engine.conftest import needs_native
 from tests.tiny import tiny_checkpoint, tiny_runtime
 

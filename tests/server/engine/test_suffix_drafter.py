@@ -14,26 +14,24 @@ import numpy.typing as npt
 import pytest
 
 from server.constraints.compiler import FormatCompiler
-from server.constraints.grammar import grammar_text, with_costs
-from server.constraints.vocabulary import Vocabulary
-from server.engine.draft_choices import place_of
-from server.engine.draft_costs import DraftCosts
-from server.engine.engine import Engine
-from server.engine.matcher import Matcher
-from server.engine.suffix_drafter import (
+from server.constraints.grammar import Vocabulary, grammar_text, with_costs
+from server.engine.drafts import (
     CERTAIN,
     MAX_FORCED_IDS,
     MAX_INDEXES,
     MAX_REST,
     MAX_STREAMS,
+    DraftCosts,
     Stream,
     SuffixDrafter,
+    SuffixIndex,
     few_ids,
     longest_of,
+    place_of,
 )
-from server.engine.suffix_index import SuffixIndex
+from server.engine.engine import Engine
+from server.engine.session import Matcher, Past
 from server.engine.types import Finished, Request, Usage
-from server.engine.value import Past
 from tests.server.engine.conftest import needs_native
 from tests.server.engine.grammars import EOS, VOCAB_SIZE, FakeMatchers
 from tests.server.engine.test_drafts import comparable, requests, run

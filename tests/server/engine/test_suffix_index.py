@@ -2,14 +2,7 @@ from __future__ import annotations
 
 import random
 
-from server.engine.suffix_index import (
-    INDEX_BYTES,
-    MAX_MATCH,
-    MAX_PLACES,
-    NGRAM,
-    RING_TOKENS,
-    SuffixIndex,
-)
+from server.engine.drafts import INDEX_BYTES, MAX_MATCH, MAX_PLACES, NGRAM, RING_TOKENS, SuffixIndex
 
 
 def index_of(*parts: list[int]) -> SuffixIndex:

@@ -5,10 +5,8 @@ import pytest
 import torch
 
 from model.state import StateLayout
-from server.engine.cpu_state_pool import CpuStatePool
-from server.engine.runner import NOT_FINITE, Feed
-from server.engine.sampler import Draw, sample
-from server.engine.torch_runner import TorchRunner
+from server.engine.runner import NOT_FINITE, CpuStatePool, Feed
+from server.engine.torch_runner import Draw, TorchRunner, sample
 from server.engine.types import SamplingParams
 from tests.server.engine.runners import drawn
 from tests.tiny import tiny_checkpoint

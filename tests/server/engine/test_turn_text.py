@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.thoughts import MAX_SPACE
-from server.engine.turn_text import TurnText
+from server.engine.text import MAX_SPACE, TurnText
 from server.engine.types import Turn
 from tests.fakes import allowed_ids
 

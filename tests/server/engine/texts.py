@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from model.tokenizer import Tokenizer
-from server.engine.detokenizer import Detokenizer
+from server.engine.session import Constraint
+from server.engine.text import Detokenizer
 from server.engine.types import Request, SamplingParams, TokenEvent, Top
-from server.engine.value import Constraint
 from tests.fakes import Hashed
 from tests.server.engine.grammars import FakeMatcher
 from tests.server.engine.reading import hidden_of, logprob_of, top_of

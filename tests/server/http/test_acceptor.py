@@ -10,9 +10,9 @@ from typing import Self
 
 import pytest
 
-from server.api.middleware.connections import SPARE, ConnectionTable
-from server.http.acceptor import Acceptor
-from server.http.connection import CountedProtocol
+from server.api.connections import SPARE, ConnectionTable
+from server.http.protocols import CountedProtocol
+from server.http.server import Acceptor
 
 
 class Listener(socket.socket):

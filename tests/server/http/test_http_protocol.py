@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 
 from benchmarks.websocket import PING, frame, handshake, text
-from server.http.http_protocol import HttpProtocol
+from server.http.protocols import HttpProtocol
 from tests.fakes import FakeEngine
 from tests.server.harness import Gate, Running, running
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from server.http.http_protocol import HttpProtocol, StallTimer
+from server.http.protocols import HttpProtocol, StallTimer
 from tests.server.harness import running
 from tests.server.http.test_http_protocol import deaf_client, post
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from model.checkpoint import Checkpoint
-from server.models.backend import open_backend
-from server.models.loading import FEW, NOT_FINITE, ZEROS, loading
+from server.models.backend import FEW, NOT_FINITE, ZEROS, loading, open_backend
 from tests.tiny import tiny_checkpoint
 
 

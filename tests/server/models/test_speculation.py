@@ -14,18 +14,18 @@ import pytest
 from model.native.runtime import built
 from model.state import StateLayout
 from server.config.settings import ServerConfig
-from server.config.sources import ModelSource
-from server.engine.draft_costs import DraftCosts
-from server.engine.suffix_drafter import MAX_STREAMS, SuffixDrafter
+from server.config.values import ModelSource
+from server.engine.drafts import MAX_STREAMS, DraftCosts, SuffixDrafter
 from server.models.backend import open_backend
-from server.models.changes import ModelBroken
-from server.models.factory import _num_sessions, build_models
-from server.models.speculation import (
+from server.models.build import (
     DraftModelError,
+    _num_sessions,
+    build_models,
     check_draft_model,
     measured_costs,
     open_drafter,
 )
+from server.models.changes import ModelBroken
 from tests.reliability.servers import STUCK_S, ServerProcess
 from tests.server.harness import receive_until, send
 from tests.server.served import Served, served
@@ -47,7 +47,7 @@ async def server(
     """Its rows cost nothing, whatever this machine needs for them."""
     costs = DraftCosts((1.0, 1.0, 1.0, 1.0, 1.0))
     drafter = SuffixDrafter(costs, tiny_tokenizer().token_bytes)
-    monkeypatch.setattr("server.models.factory.open_drafter", lambda *backends: drafter)
+    monkeypatch.setattr("server.models.build.open_drafter", lambda *backends: drafter)
     folder = tmp_path_factory.mktemp("drafting")
     write_model(folder / "a")
     async with served(str(folder / "a"), speculation="auto", store="memory") as started:
@@ -146,7 +146,7 @@ async def test_prediction_has_the_bound_of_prompts(tmp_path: Any) -> None:
 
 def test_costs_are_measured_on_the_runner() -> None:
     from model.state import StateLayout
-    from server.engine.cpu_state_pool import CpuStatePool
+    from server.engine.runner import CpuStatePool
 
     backend = open_backend(tiny_checkpoint(), "native", threads=1)
     pool = CpuStatePool(StateLayout.of(backend.config), 1)
@@ -184,7 +184,7 @@ def test_drafter_is_there_where_it_pays(
 ) -> None:
     times = (1.0, 1.0, 1.1, 1.2, 1.3) if pays else (1.0, 2.0, 4.0, 8.0, 16.0)
     monkeypatch.setattr(
-        "server.models.speculation.measured_costs", lambda runner, pool: DraftCosts(times)
+        "server.models.build.measured_costs", lambda runner, pool: DraftCosts(times)
     )
     with caplog.at_level(logging.DEBUG, "everstream.speculation"):
         drafter = open_drafter(open_backend(tiny_checkpoint(), "native", threads=1))
@@ -201,9 +201,7 @@ async def test_draft_model_changes_no_text_and_is_counted(
 ) -> None:
     """Rows and drafts cost nothing, whatever this machine needs for them."""
     costs = iter([DraftCosts((1.0, 1.0, 1.0, 1.0, 1.0)), DraftCosts((0.0, 0.0, 0.0, 0.0, 0.0))])
-    monkeypatch.setattr(
-        "server.models.speculation.measured_costs", lambda runner, pool: next(costs)
-    )
+    monkeypatch.setattr("server.models.build.measured_costs", lambda runner, pool: next(costs))
     write_model(tmp_path / "a")
     write_model(tmp_path / "small")
     settings = {"store": "memory", "speculation": "auto", "draft_model": str(tmp_path / "small")}

@@ -8,7 +8,7 @@ from model.bundled_models import DEFAULT_MODEL
 from model.tokenization import library
 from model.tokenization.known import Encoded
 from model.tokenizer import Tokenizer
-from server.models.tenant_tokenizers import MAX_TENANTS, TenantTokenizers
+from server.models.service import MAX_TENANTS, TenantTokenizers
 
 TEXT = "Once upon a time there was a lion. " * 40
 

@@ -6,12 +6,7 @@ import threading
 import pytest
 
 from server.engine.engine import Engine
-from server.engine.types import (
-    Event,
-    Finished,
-    Started,
-    TokenEvent,
-)
+from server.engine.types import Event, Finished, Started, TokenEvent
 from server.errors import (
     CapacityExhausted,
     InternalFailure,
@@ -21,7 +16,7 @@ from server.errors import (
 )
 from server.observability.metrics import Scrape, render
 from server.runtime.async_engine import MAX_COMMANDS, STALL_S, Draining
-from server.runtime.event_queue import EventQueue, ReaderTooSlow
+from server.runtime.queues import EventQueue, ReaderTooSlow
 from tests.fakes import FakeEngine
 from tests.server.harness import Gate
 from tests.server.running_engine import (

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 
-from server.runtime.command_queue import CommandQueue
+from server.runtime.queues import CommandQueue
 
 
 def test_take_returns_all_items_in_order() -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from server.runtime.delivery_queue import MAX_UNDELIVERED, DeliveryQueue, EngineStep
+from server.runtime.queues import MAX_UNDELIVERED, DeliveryQueue, EngineStep
 
 
 def free_places(queue: DeliveryQueue) -> int:

@@ -11,8 +11,8 @@ import pytest
 from server.engine.types import Event, Failed, Finished, SessionInfo, Started, TokenEvent
 from server.errors import SessionAttached
 from server.runtime.async_engine import AsyncEngine, Draining
-from server.runtime.event_queue import EventQueue
-from server.sessions.resume import Cursor
+from server.runtime.queues import EventQueue
+from server.sessions.loader import Cursor
 from server.sessions.sessions import Sessions
 from tests.fakes import FakeEngine
 from tests.server.harness import Gate

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from server.errors import InternalFailure
-from server.runtime.event_queue import EventQueue, ReaderTooSlow
+from server.runtime.queues import EventQueue, ReaderTooSlow
 
 
 async def waiting(

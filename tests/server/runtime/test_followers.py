@@ -7,10 +7,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from server.api.auth.keys_file import Limits
-from server.api.auth.tenants import Tenants
-from server.engine.value import Deleted
-from server.runtime.followers import MAX_FOLLOWERS, MAX_READS, Followers, TooManyFollowers
+from server.api.auth import Limits, Tenants
+from server.engine.session import Deleted
+from server.runtime.readers import MAX_FOLLOWERS, MAX_READS, Followers, TooManyFollowers
 
 NEWS = [("sess_1", Deleted())]
 #: Longer than any test.

@@ -6,12 +6,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from server.engine.cpu_state_pool import CpuStatePool
+from server.engine.runner import CpuStatePool
+from server.engine.session import StateBlock
 from server.engine.types import Event, TokenEvent
-from server.engine.value import StateBlock
 from server.sessions.sessions import Sessions
-from server.store.saving import StoreLimits
 from server.store.sqlite.store import open_store
+from server.store.table_store import StoreLimits
 from tests.fakes import FakeEngine
 from tests.server.running_engine import driving, request, run
 from tests.server.store.records import IDENTITY

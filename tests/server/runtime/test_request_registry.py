@@ -2,20 +2,12 @@ from __future__ import annotations
 
 from unittest.mock import Mock
 
-from server.engine.types import (
-    Event,
-    Failed,
-    Finished,
-    Migrated,
-    TokenEvent,
-    Usage,
-)
+from server.engine.types import Event, Failed, Finished, Migrated, TokenEvent, Usage
 from server.errors import InternalFailure, SessionAttached
 from server.observability.metrics import Metrics, Scrape, render
-from server.runtime.command_queue import CommandQueue
 from server.runtime.commands import Absent, Command
-from server.runtime.event_queue import EventQueue
-from server.runtime.request_registry import RequestRegistry, Sink
+from server.runtime.queues import CommandQueue, EventQueue
+from server.runtime.readers import RequestRegistry, Sink
 
 
 def token(request_id: str, seq: int = 1) -> TokenEvent:

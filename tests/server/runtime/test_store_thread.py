@@ -6,16 +6,13 @@ from typing import Any
 
 import pytest
 
+from server.engine.session import Opened, Record, SessionValue
 from server.engine.types import TokenEvent
-from server.engine.value import Opened, Record, SessionValue
 from server.errors import RequestError, SessionNotFound
-from server.runtime.command_queue import CommandQueue
 from server.runtime.commands import Command
-from server.runtime.delivery_queue import DeliveryQueue, EngineStep
-from server.runtime.store_queue import StoreQueue
-from server.runtime.store_thread import MAINTENANCE_S, SOON_S, StoreThread
-from server.store.base import Store
-from server.store.errors import Fenced, StoreError, StoreFailed, StoreFull, StoreLost
+from server.runtime.queues import CommandQueue, DeliveryQueue, EngineStep, StoreQueue
+from server.runtime.threads import MAINTENANCE_S, SOON_S, StoreThread
+from server.store.base import Fenced, Store, StoreError, StoreFailed, StoreFull, StoreLost
 from tests.server.failing_store import FailingStore
 
 OPENED: Record = ("s", Opened(SessionValue("s", "me")))

@@ -8,9 +8,9 @@ import pytest
 
 from server.engine.types import Event, Finished, Request
 from server.errors import SessionAttached
-from server.runtime.event_queue import EventQueue
+from server.runtime.queues import EventQueue
 from server.sessions.idempotency import IdempotencyKeys, KeyInUse
-from server.store.errors import HistoryGone
+from server.store.base import HistoryGone
 from tests.server.failing_store import FailingStore
 from tests.server.running_engine import begun, collect, request, run
 from tests.server.sessions.test_kept_sessions import SHORT, keeping, shortened

@@ -10,29 +10,24 @@ from typing import Any
 
 import pytest
 
+from server.engine.session import Record
 from server.engine.types import Event, Failed, Finished, Request, TokenEvent
-from server.engine.value import Record
-from server.errors import (
-    InvalidRequest,
-    RequestError,
-    SessionNotFound,
-)
+from server.errors import InvalidRequest, RequestError, SessionNotFound
 from server.runtime.async_engine import AsyncEngine
 from server.runtime.commands import Absent
-from server.runtime.event_queue import EventQueue
-from server.sessions.loader import MAX_MOVES
-from server.sessions.resume import PAGE_EVENTS, Cursor, Resumed
+from server.runtime.queues import EventQueue
+from server.sessions.loader import MAX_MOVES, PAGE_EVENTS, Cursor, Resumed
 from server.sessions.sessions import Sessions
-from server.store.base import Loaded
-from server.store.errors import (
+from server.store.base import (
     Fenced,
+    Loaded,
     RecordRefused,
     SnapshotBroken,
     StoreError,
     StoreFailed,
     StoreFull,
 )
-from server.store.saving import StoreLimits
+from server.store.table_store import StoreLimits
 from tests.fakes import STORY, FakeEngine
 from tests.server.failing_store import FailingStore
 from tests.server.running_engine import begun, collect, driving, request, run, settled, until

@@ -17,12 +17,10 @@ from server.engine.engine import Engine
 from server.engine.types import Event
 from server.errors import RequestError
 from server.runtime.async_engine import AsyncEngine
-from server.runtime.event_queue import EventQueue
-from server.sessions.ownership import Handover, Owned
-from server.sessions.resume import Cursor
+from server.runtime.queues import EventQueue
+from server.sessions.loader import Cursor, Handover, Owned
 from server.sessions.sessions import Sessions
-from server.store.base import Loaded
-from server.store.errors import OwnedElsewhere, StoreFailed
+from server.store.base import Loaded, OwnedElsewhere, StoreFailed
 from tests.fakes import FakeEngine
 from tests.server.failing_store import FailingStore
 from tests.server.running_engine import driving, request

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.engine.prefix import Evicted, Prefix, PrefixHandle, keys
+from server.engine.prefixes import Evicted, Prefix, PrefixHandle, keys
+from server.engine.session import StateBlock
 from server.engine.types import Request, SamplingParams
-from server.engine.value import StateBlock
 from server.sessions.prefix_tier import MAX_UNWRITTEN, PrefixTier
 from tests.fakes import EOS, STATE_BYTES, FakeEngine
 from tests.server.running_engine import driving, run, until

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from server.engine.types import SessionInfo
-from server.sessions.resume import OTHER_STORE, REWOUND, Cursor, Page, resumed
+from server.sessions.loader import OTHER_STORE, REWOUND, Cursor, Page, resumed
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 
 from server.engine.types import Event, TokenEvent
 from server.runtime.async_engine import AsyncEngine
-from server.runtime.event_queue import EventQueue
-from server.sessions.resume import PAGE_EVENTS, Cursor
+from server.runtime.queues import EventQueue
+from server.sessions.loader import PAGE_EVENTS, Cursor
 from server.sessions.sessions import Sessions
 from tests.fakes import FakeEngine
 from tests.server.failing_store import FailingStore

@@ -7,7 +7,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from server.sessions.transfer import Signing
+from server.sessions.sessions import Signing
 from server.store.portable import export_session, import_session
 from tests.fakes import STATE_BYTES
 from tests.server.api.talk import create, info, kept, left, post, story

@@ -10,8 +10,8 @@ import pytest
 from server.store.base import Store
 from server.store.memory_store import MemoryStore
 from server.store.postgres.store import PostgresStore
-from server.store.saving import StoreLimits
 from server.store.sqlite.store import open_store
+from server.store.table_store import StoreLimits
 from tests.postgres import binaries
 from tests.server.cluster.stores import shared_place
 from tests.server.store.places import Place

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import apsw
 
-from server.store.files import Chunk, DiskFiles
+from server.store.base import Chunk, DiskFiles
 
 
 class Faults:

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from server.store.errors import StoreError
-from server.store.log_rows import LoggedEntry
+from server.store.base import StoreError
+from server.store.log import LoggedEntry
 from server.store.sqlite.store import SqliteStore, open_store
 from tests.server.store.records import IDENTITY, Writer
 

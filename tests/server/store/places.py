@@ -12,7 +12,7 @@ import psycopg
 
 from server.store.codec import decode_value, row_sum
 from server.store.postgres.store import PostgresStore
-from server.store.sqlite.database import FILE_NAME
+from server.store.sqlite.database import DATABASE_FILE
 from server.store.sqlite.store import open_store
 from tests.server.cluster.stores import shared_place
 from tests.server.store.records import IDENTITY
@@ -40,7 +40,7 @@ class Place:
                 connection.execute("SET search_path TO everstream_test")
                 cursor = connection.execute(statement.encode())
                 return cursor.fetchall() if cursor.description else []
-        with closing(apsw.Connection(str(self.where / FILE_NAME))) as database:
+        with closing(apsw.Connection(str(self.where / DATABASE_FILE))) as database:
             database.set_busy_timeout(60_000)
             return list(database.execute(statement))
 

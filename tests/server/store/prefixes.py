@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from server.engine.prefix import Evicted, Prefix, keys
-from server.engine.value import StateBlock
+from server.engine.prefixes import Evicted, Prefix, keys
+from server.engine.session import StateBlock
 from server.store.base import Identity
 
 STATE_BYTES = 64

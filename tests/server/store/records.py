@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from server.engine.types import Finished, FinishReason, Request, SamplingParams, TokenEvent, Usage
-from server.engine.value import (
+from server.engine.session import (
     Accepted,
     Deleted,
     Entry,
@@ -20,9 +19,9 @@ from server.engine.value import (
     StateBlock,
     UnfedSegment,
 )
-from server.store.base import Identity, Keyed, Store
-from server.store.files import Chunk
-from server.store.named_state import export_state, tuned_state
+from server.engine.types import Finished, FinishReason, Request, SamplingParams, TokenEvent, Usage
+from server.store.base import Chunk, Identity, Keyed, Store
+from server.store.portable import export_state, tuned_state
 
 STATE_BYTES = 24
 IDENTITY = Identity("model-1", "tokenizer-1", "native", "float32", STATE_BYTES, "layout-1")

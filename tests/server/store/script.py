@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from server.engine.value import Deleted, Opened, Record
+from server.engine.session import Deleted, Opened, Record
 from server.errors import SessionNotFound
-from server.store.base import Store
-from server.store.errors import StoreError, StoreFailed, StoreFull
-from server.store.saving import StoreLimits
+from server.store.base import Store, StoreError, StoreFailed, StoreFull
+from server.store.table_store import StoreLimits
 from tests.server.store.faults import Faults
 from tests.server.store.records import Writer, block, text_after
 

@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 
 from model.tokenizer import Tokenizer
-from server.engine.detokenizer import Detokenizer
-from server.engine.replay import replay
-from server.engine.session import Session
+from server.engine.kept import replay
+from server.engine.session import Record, Rewound, Saved, Session, StateBlock
+from server.engine.text import Detokenizer
 from server.engine.types import Finished, FinishReason, TokenEvent
-from server.engine.value import Record, Rewound, Saved, StateBlock
 from server.errors import SessionNotFound
-from server.store.base import Events, Store
-from server.store.errors import HistoryGone
+from server.store.base import Events, HistoryGone, Store
 from tests.server.store.records import STATE_BYTES, Writer
 
 

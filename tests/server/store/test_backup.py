@@ -7,10 +7,9 @@ from pathlib import Path
 import apsw
 import pytest
 
-from server.store.sqlite import backup as module
-from server.store.sqlite.backup import back_up, renew_id, stores_in, sync_tree
-from server.store.sqlite.check import problems
-from server.store.sqlite.state_files import DIR_NAME
+from server.store.sqlite import maintenance as module
+from server.store.sqlite.files import SNAPSHOTS_DIR
+from server.store.sqlite.maintenance import back_up, problems, renew_id, stores_in, sync_tree
 from server.store.sqlite.store import SqliteStore, open_store
 from tests.server.store.records import IDENTITY, Writer, text_after
 
@@ -48,7 +47,7 @@ def test_a_store_that_is_open_is_copied(store: SqliteStore, tmp_path: Path) -> N
     save_often(store, writer, 9, 100.0)
     check_copy(tmp_path / "new", writer, num_tokens)
     assert copied.num_sessions == 1
-    assert copied.num_states == len(list((tmp_path / "new" / DIR_NAME).glob("*/*")))
+    assert copied.num_states == len(list((tmp_path / "new" / SNAPSHOTS_DIR).glob("*/*")))
     store.close()
 
 
@@ -105,7 +104,7 @@ def test_a_state_that_the_store_has_lost_is_told(store: SqliteStore, tmp_path: P
     writer = Writer()
     store.commit([writer.opened(), *writer.turn(3), writer.saved()])
     store.maintain(0.0)
-    (file,) = (tmp_path / "store" / DIR_NAME).glob("*/*")
+    (file,) = (tmp_path / "store" / SNAPSHOTS_DIR).glob("*/*")
     file.unlink()
     (tmp_path / "new").mkdir()
     copied = back_up(tmp_path / "store", tmp_path / "new")
@@ -154,5 +153,5 @@ def test_a_new_id_that_was_interrupted_leaves_the_store_as_it_was(
     writer, path = Writer(), tmp_path / "store"
     store.commit([writer.opened(), *writer.turn(3), writer.saved()])
     store.close()
-    (path / DIR_NAME / "store").unlink()
+    (path / SNAPSHOTS_DIR / "store").unlink()
     check_copy(path, writer, len(writer.text))

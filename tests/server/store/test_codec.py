@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.types import Finished, Request, SamplingParams, TokenEvent, Usage
-from server.engine.value import (
+from server.engine.session import (
     Accepted,
     Constraint,
     Deleted,
@@ -21,6 +20,7 @@ from server.engine.value import (
     SessionValue,
     UnfedSegment,
 )
+from server.engine.types import Finished, Request, SamplingParams, TokenEvent, Usage
 from server.store.codec import (
     Malformed,
     build,

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from server.engine.session import Rewound
 from server.engine.types import Finished, TokenEvent
-from server.engine.value import Rewound
 from server.errors import SessionNotFound
-from server.store.base import Store
-from server.store.errors import HistoryGone
+from server.store.base import HistoryGone, Store
 from tests.server.store.records import Writer, block, in_ticks, text_after
 
 

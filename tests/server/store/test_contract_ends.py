@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from server.engine.value import Accepted
+from server.engine.session import Accepted
 from server.errors import SessionNotFound
-from server.store.base import Store
-from server.store.errors import HistoryGone, StoreLost
+from server.store.base import HistoryGone, Store, StoreLost
 from server.store.memory_store import MemoryStore
 from tests.server.store.records import (
     IDENTITY,

@@ -11,8 +11,7 @@ import psycopg
 import pytest
 
 from server.api.errors import error_body
-from server.store.errors import SnapshotBroken, StoreError, StoreFailed
-from server.store.files import DiskFiles
+from server.store.base import DiskFiles, SnapshotBroken, StoreError, StoreFailed
 from server.store.postgres import database as shared
 from server.store.sqlite.database import failure
 from server.store.sqlite.store import SqliteStore, open_store

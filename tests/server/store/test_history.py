@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from server.engine.value import Accepted, Entry
-from server.store.heads import total_tokens
-from server.store.saving import superfluous
-from server.store.table_store import past
+from server.engine.session import Accepted, Entry
+from server.store.table_store import past, superfluous
+from server.store.tables import total_tokens
 from tests.server.store.records import Writer, text_after
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import apsw
 import pytest
 
-from server.store.errors import StoreFailed
-from server.store.sqlite.database import FILE_NAME
+from server.store.base import StoreFailed
+from server.store.sqlite.database import DATABASE_FILE
 from server.store.sqlite.store import open_store
 from tests.server.store.records import IDENTITY, Writer, block
 
@@ -24,23 +24,23 @@ def files_of(path: Path) -> dict[str, bytes]:
 
 
 def missing(path: Path) -> None:
-    (path / FILE_NAME).unlink()
+    (path / DATABASE_FILE).unlink()
 
 
 def empty(path: Path) -> None:
-    (path / FILE_NAME).write_bytes(b"")
+    (path / DATABASE_FILE).write_bytes(b"")
 
 
 def without_tables(path: Path) -> None:
     missing(path)
-    connection = apsw.Connection(str(path / FILE_NAME))
+    connection = apsw.Connection(str(path / DATABASE_FILE))
     connection.pragma("journal_mode", "WAL")
     connection.close()
 
 
 def of_another_store(path: Path) -> None:
     open_store(path.with_name("other"), IDENTITY).close()
-    shutil.copy(path.with_name("other") / FILE_NAME, path / FILE_NAME)
+    shutil.copy(path.with_name("other") / DATABASE_FILE, path / DATABASE_FILE)
 
 
 @pytest.fixture
@@ -54,14 +54,14 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("lose", [missing, empty, without_tables, of_another_store])
 def test_states_of_a_lost_database_are_not_deleted(path: Path, lose: Loss) -> None:
-    whole = (path / FILE_NAME).read_bytes()
+    whole = (path / DATABASE_FILE).read_bytes()
     lose(path)
     before = [name for name in files_of(path) if name.startswith("snapshots")]
     for _ in range(2):
         with pytest.raises(StoreFailed, match="everstream store salvage"):
             open_store(path, IDENTITY)
     assert [name for name in files_of(path) if name.startswith("snapshots")] == before
-    (path / FILE_NAME).write_bytes(whole)
+    (path / DATABASE_FILE).write_bytes(whole)
     again = open_store(path, IDENTITY)
     assert again.load("s1", "ann").value.state is not None
     again.close()
@@ -83,7 +83,7 @@ def test_a_log_without_its_database_is_not_deleted(tmp_path: Path, lose: Loss) -
     shutil.copytree(tmp_path / "store", tmp_path / "dead")
     store.close()
     lose(tmp_path / "dead")
-    log = tmp_path / "dead" / f"{FILE_NAME}-wal"
+    log = tmp_path / "dead" / f"{DATABASE_FILE}-wal"
     before = log.read_bytes()
     with pytest.raises(StoreFailed, match="everstream store salvage"):
         open_store(tmp_path / "dead", IDENTITY)
@@ -93,7 +93,7 @@ def test_a_log_without_its_database_is_not_deleted(tmp_path: Path, lose: Loss) -
 def test_database_lost_while_the_store_is_open_is_not_recreated(path: Path) -> None:
     store, writer = open_store(path, IDENTITY), Writer("s2")
     states = sorted(path.glob("snapshots/*/*"))
-    away = [file.rename(path.parent / file.name) for file in path.glob(f"{FILE_NAME}*")]
+    away = [file.rename(path.parent / file.name) for file in path.glob(f"{DATABASE_FILE}*")]
     for _ in range(2):
         with pytest.raises(StoreFailed, match="everstream store salvage"):
             store.commit([writer.opened()])

@@ -9,8 +9,8 @@ import apsw
 import psycopg
 import pytest
 
-from server.store.errors import StoreError, StoreTooNew
-from server.store.postgres import migrations as postgres_tables
+from server.store.base import StoreError, StoreTooNew
+from server.store.postgres import database as postgres_tables
 from server.store.sqlite import database as sqlite_tables
 from tests.server.store.places import Place, to_format_1
 from tests.server.store.records import Writer, block, text_after

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from server.store.errors import StoreFailed
-from server.store.files import DiskFiles
-from server.store.sqlite.check import problems
-from server.store.sqlite.named_files import DIR_NAME
+from server.store.base import DiskFiles, StoreFailed
+from server.store.sqlite.files import NAMED_DIR
+from server.store.sqlite.maintenance import problems
 from server.store.sqlite.salvage import salvage
 from server.store.sqlite.store import open_store
 from tests.server.store.records import IDENTITY, Writer, file_digest, named_file
@@ -43,7 +42,7 @@ def test_broken_file_is_left_out(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         store.put_named(name, file_digest(1), named_file(1))
     store.close()
-    folder = tmp_path / "store" / DIR_NAME
+    folder = tmp_path / "store" / NAMED_DIR
     (folder / "a.safetensors").write_bytes(b"")
     (folder / "b.safetensors").write_bytes(b"\xff" * 100)
     (folder / "d.new").write_bytes(b"half")
@@ -59,7 +58,7 @@ def test_check_names_a_broken_one_and_salvage_leaves_it_out(tmp_path: Path) -> N
         store.put_named(name, file_digest(1), named_file(1))
     store.close()
     assert list(problems(tmp_path / "store")) == []
-    file = tmp_path / "store" / DIR_NAME / "bad.safetensors"
+    file = tmp_path / "store" / NAMED_DIR / "bad.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"\xff")
     line = "the named state bad: the file is not a state of everstream: its checksum is wrong"
     assert list(problems(tmp_path / "store")) == [line]
@@ -80,5 +79,5 @@ def test_failed_write_leaves_the_old_one(tmp_path: Path) -> None:
     files.fails = False
     assert store.named_states() == {"a": file_digest(1)}
     assert store.read_named("a") == b"".join(named_file(1))
-    assert [file.name for file in (tmp_path / "store" / DIR_NAME).iterdir()] == ["a.safetensors"]
+    assert [file.name for file in (tmp_path / "store" / NAMED_DIR).iterdir()] == ["a.safetensors"]
     store.close()

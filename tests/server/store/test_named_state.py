@@ -6,17 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from server.engine.value import Constraint, SessionValue, UnfedSegment
-from server.store.errors import ImportRefused, SnapshotMismatch
-from server.store.named_state import (
+from server.engine.session import Constraint, SessionValue, UnfedSegment
+from server.store.base import ImportRefused, SnapshotMismatch
+from server.store.portable import (
     NamedState,
     about_of,
+    export_session,
     export_state,
+    import_session,
     import_state,
     named_state,
     tuned_state,
 )
-from server.store.portable import export_session, import_session
 from tests.server.store.records import IDENTITY, block
 
 VALUE = SessionValue(

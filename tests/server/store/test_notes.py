@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from server.store.base import Store
-from server.store.errors import RecordRefused
-from server.store.sqlite.check import problems
+from server.store.base import RecordRefused, Store
+from server.store.sqlite.maintenance import problems
 from server.store.sqlite.store import open_store
 from tests.server.store.records import IDENTITY, NOTE, Writer, key_of, noted
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from server.engine.value import Constraint, SessionValue, StateBlock, UnfedSegment
-from server.store.errors import ImportRefused
+from server.engine.session import Constraint, SessionValue, StateBlock, UnfedSegment
+from server.store.base import ImportRefused
 from server.store.portable import MAX_ABOUT_BYTES, export_session, import_session
-from server.store.sqlite.signing import signing_key
-from server.store.state_file import unpack
+from server.store.snapshots import unpack
+from server.store.sqlite.database import signing_key
 from tests.server.store.records import IDENTITY, STATE_BYTES, Writer, block
 
 KEY = b"k" * 32

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import apsw
 
-from server.store.files import Chunk, DiskFiles
-from server.store.sqlite.check import problems
+from server.store.base import Chunk, DiskFiles
+from server.store.sqlite.maintenance import problems
 from server.store.sqlite.store import open_store
 from tests.server.store.faults import Faults
 from tests.server.store.records import IDENTITY

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from server.store.base import Identity
-from server.store.files import DiskFiles
-from server.store.prefix_file import encode_prefix
-from server.store.sqlite.prefix_files import PrefixFiles
+from server.store.base import DiskFiles, Identity
+from server.store.portable import encode_prefix
+from server.store.sqlite.files import PrefixFiles
 from tests.server.store.prefixes import IDENTITY, TEXT, found, named, new
 
 #: Of the file of any state here.

@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from server.engine.value import Record, Saved
+from server.engine.session import Record, Saved
 from server.errors import SessionNotFound
-from server.runtime.store_thread import commit_apart
-from server.store.base import Store
-from server.store.errors import RecordRefused, SessionBroken, StoreError, StoreLost
+from server.runtime.threads import commit_apart
+from server.store.base import RecordRefused, SessionBroken, Store, StoreError, StoreLost
 from tests.server.store.places import Place
 from tests.server.store.records import Writer, text_after
 

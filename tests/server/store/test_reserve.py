@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from server.store.errors import StoreFull
-from server.store.sqlite.reserve import FILE_NAME, Reserve
+from server.store.base import StoreFull
+from server.store.sqlite.database import RESERVE_FILE, Reserve
 from server.store.sqlite.store import open_store
 from tests.server.store.faults import Faults, FaultyFiles, FaultyVfs
 from tests.server.store.records import IDENTITY, Writer
@@ -16,9 +16,9 @@ from tests.server.store.records import IDENTITY, Writer
 
 def test_a_store_has_a_reserve_that_takes_up_room(tmp_path: Path) -> None:
     store = open_store(tmp_path, IDENTITY)
-    blocks = (tmp_path / FILE_NAME).stat().st_blocks
+    blocks = (tmp_path / RESERVE_FILE).stat().st_blocks
     store.close()
-    assert blocks * 512 >= (tmp_path / FILE_NAME).stat().st_size > 0
+    assert blocks * 512 >= (tmp_path / RESERVE_FILE).stat().st_size > 0
 
 
 def test_deletions_alone_have_the_reserve_s_room(tmp_path: Path) -> None:
@@ -41,16 +41,16 @@ def test_reserve_is_restored_when_there_is_room(tmp_path: Path) -> None:
     files = FaultyFiles(Faults(code=errno.ENOSPC))
     reserve = Reserve(tmp_path, files)
     reserve.restore()
-    size = (tmp_path / FILE_NAME).stat().st_size
+    size = (tmp_path / RESERVE_FILE).stat().st_size
     assert reserve.give_up()
-    assert not (tmp_path / FILE_NAME).exists()
+    assert not (tmp_path / RESERVE_FILE).exists()
     files.faults.at, files.faults.lasting = 1, True
     with pytest.raises(StoreFull):
         reserve.check()
-    assert not (tmp_path / FILE_NAME).exists()
+    assert not (tmp_path / RESERVE_FILE).exists()
     files.faults.heal()
     reserve.check()
-    assert (tmp_path / FILE_NAME).stat().st_size == size
+    assert (tmp_path / RESERVE_FILE).stat().st_size == size
 
 
 def test_missing_reserve_cannot_be_released(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from server.store.sqlite.database import FILE_NAME
+from server.store.sqlite.database import DATABASE_FILE
 from server.store.sqlite.store import open_store
 from tests.server.store.records import IDENTITY, Writer, block
 
@@ -43,7 +43,7 @@ def test_others_cannot_read_a_new_folder(tmp_path: Path) -> None:
 def test_an_older_database_is_made_private(shown: Path) -> None:
     store = open_store(shown, IDENTITY)
     store.commit([Writer().opened()])
-    for file in shown.glob(f"{FILE_NAME}*"):
+    for file in shown.glob(f"{DATABASE_FILE}*"):
         file.chmod(0o644)
     shutil.copytree(shown, shown.with_name("dead"))
     store.close()

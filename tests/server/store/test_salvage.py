@@ -9,10 +9,9 @@ import apsw
 import pytest
 
 from server.errors import RequestError
-from server.store.errors import HistoryGone
-from server.store.sqlite.check import problems
-from server.store.sqlite.database import FILE_NAME
-from server.store.sqlite.signing import signing_key
+from server.store.base import HistoryGone
+from server.store.sqlite.database import DATABASE_FILE, signing_key
+from server.store.sqlite.maintenance import problems
 from server.store.sqlite.store import SqliteStore, open_store
 from tests.server.cli.test_store import run
 from tests.server.store.places import Place, to_format_1
@@ -34,7 +33,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Writ
             store.commit([*records, writer.saved()])
             store.maintain(float(now_s))
     store.close()
-    assert (path / FILE_NAME).stat().st_size > 80 * PAGE
+    assert (path / DATABASE_FILE).stat().st_size > 80 * PAGE
     return path, writers
 
 
@@ -99,8 +98,8 @@ def test_a_store_of_format_1_is_kept_as_a_whole(path: Path, writers: dict[str, W
 
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.9])
 def test_a_database_that_was_cut_off(path: Path, writers: dict[str, Writer], share: float) -> None:
-    size = (path / FILE_NAME).stat().st_size
-    with (path / FILE_NAME).open("r+b") as file:
+    size = (path / DATABASE_FILE).stat().st_size
+    with (path / DATABASE_FILE).open("r+b") as file:
         file.truncate(int(size * share))
     assert run("check", path).exit_code == 1
     store, output = salvaged(path, 1)
@@ -113,8 +112,8 @@ def test_a_database_that_was_cut_off(path: Path, writers: dict[str, Writer], sha
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_pages_that_were_overwritten(path: Path, writers: dict[str, Writer], seed: int) -> None:
-    size = (path / FILE_NAME).stat().st_size
-    with (path / FILE_NAME).open("r+b") as file:
+    size = (path / DATABASE_FILE).stat().st_size
+    with (path / DATABASE_FILE).open("r+b") as file:
         for page in range(30 + seed, size // PAGE, 11):
             file.seek(page * PAGE)
             file.write(bytes([seed]) * PAGE)
@@ -134,7 +133,7 @@ def test_a_store_that_died_and_lost_a_part(path: Path) -> None:
     dead = path.with_name("dead")
     shutil.copytree(path, dead)
     store.close()
-    connection = apsw.Connection(str(dead / FILE_NAME))
+    connection = apsw.Connection(str(dead / DATABASE_FILE))
     last = "(SELECT max(id) FROM journal)"
     ((data,),) = connection.execute(f"SELECT data FROM journal WHERE id = {last}")
     wrong = data.replace(str(two.text[-1]).encode(), b"999", 1)
@@ -153,7 +152,7 @@ def test_a_store_that_died_and_lost_a_part(path: Path) -> None:
 def test_broken_states_are_named_and_older_ones_serve(
     path: Path, writers: dict[str, Writer]
 ) -> None:
-    connection = apsw.Connection(str(path / FILE_NAME))
+    connection = apsw.Connection(str(path / DATABASE_FILE))
     query = "SELECT file FROM snapshot ORDER BY key DESC LIMIT 1"
     ((file,),) = connection.execute(query)
     connection.close()
@@ -174,7 +173,7 @@ def test_clients_of_the_old_store_get_a_reset(path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"not a database" * 1000, bytes(9000)])
 def test_what_is_no_database_is_an_error(path: Path, content: bytes) -> None:
-    (path / FILE_NAME).write_bytes(content)
+    (path / DATABASE_FILE).write_bytes(content)
     result = run("salvage", path, path.with_name("new"))
     assert result.exit_code == 2
     assert "nothing can be read" in result.output
@@ -196,6 +195,6 @@ def test_the_new_folder_must_be_new(path: Path, tmp_path: Path) -> None:
 
 def test_a_file_is_no_store(path: Path) -> None:
     with pytest.raises(RequestError, match="is a file"):
-        open_store(path / FILE_NAME, IDENTITY)
-    result = run("check", path / FILE_NAME)
+        open_store(path / DATABASE_FILE, IDENTITY)
+    result = run("check", path / DATABASE_FILE)
     assert (result.exit_code, "is a file" in result.output) == (2, True)

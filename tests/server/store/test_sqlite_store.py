@@ -15,19 +15,12 @@ import apsw
 import numpy as np
 import pytest
 
-from server.engine.value import Deleted, Saved, StateBlock
-from server.store.errors import (
-    SessionBroken,
-    StoreError,
-    StoreFailed,
-    StoreFull,
-    StoreLost,
-)
-from server.store.saving import StoreLimits
-from server.store.sqlite.check import problems
-from server.store.sqlite.database import FILE_NAME
+from server.engine.session import Deleted, Saved, StateBlock
+from server.store.base import SessionBroken, StoreError, StoreFailed, StoreFull, StoreLost
+from server.store.sqlite.database import DATABASE_FILE, SAVES_AT_ONCE
+from server.store.sqlite.maintenance import problems
 from server.store.sqlite.store import SqliteStore, open_store
-from server.store.sqlite.upkeep import SAVES_AT_ONCE
+from server.store.table_store import StoreLimits
 from tests.server.store.faults import Faults, FaultyFiles, FaultyVfs
 from tests.server.store.records import IDENTITY, Writer, block, key_of
 
@@ -83,7 +76,7 @@ class TestForks:
 class TestReopening:
     def test_waits_for_a_lock_that_another_process_holds(self, path: Path) -> None:
         open_store(path, IDENTITY).close()
-        with closing(apsw.Connection(str(path / FILE_NAME))) as other:
+        with closing(apsw.Connection(str(path / DATABASE_FILE))) as other:
             other.execute("BEGIN IMMEDIATE")
             with ThreadPoolExecutor() as threads:
                 opening = threads.submit(lambda: open_store(path, IDENTITY).close())

@@ -25,15 +25,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from server.engine.session import Record
 from server.engine.types import Finished
-from server.engine.value import Record
-from server.store.base import Keyed, Store
-from server.store.errors import Fenced
+from server.store.base import Fenced, Keyed, Store
 from server.store.memory_store import MemoryStore
-from server.store.saving import StoreLimits
-from server.store.sqlite.check import problems
-from server.store.sqlite.lock import Waiting
+from server.store.sqlite.database import Waiting
+from server.store.sqlite.maintenance import problems
 from server.store.sqlite.store import SqliteStore, open_store
+from server.store.table_store import StoreLimits
 from tests.server.store.records import IDENTITY
 from tests.server.store.stories import (
     Story,

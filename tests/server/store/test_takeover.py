@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from server.store.errors import Fenced, StoreError, StoreInUse
-from server.store.sqlite.check import problems
-from server.store.sqlite.lock import Waiting
-from server.store.sqlite.reader import open_for_reading
+from server.store.base import Fenced, StoreError, StoreInUse
+from server.store.sqlite.database import Waiting
+from server.store.sqlite.maintenance import open_for_reading, problems
 from server.store.sqlite.store import open_store
 from tests.server.store.records import IDENTITY, Writer
 from tests.stopping import stop

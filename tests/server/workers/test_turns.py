@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from server.workers.turns import TooManyWait, Turns
+from server.workers.process import TooManyWait, Turns
 
 
 async def asked(turns: Turns, owner: str, order: list[str], go: asyncio.Event) -> None:

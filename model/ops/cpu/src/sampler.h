@@ -1,4 +1,4 @@
-// Draws the next token from its logits; the definition is that of server/engine/sampler.py.
+// Draws the next token from its logits; the definition is that of server/engine/torch_runner.py.
 #pragma once
 
 #include <cstdint>

@@ -10,28 +10,26 @@ from dataclasses import replace
 
 from fastapi import APIRouter, Request, Response
 
-from server.api.openai.chat.continued import continued_prompt
-from server.api.openai.chat.conversation import Prompt, prompt_of
-from server.api.openai.chat.reasoning import (
+from server.api.answers import JsonAnswer, SseAnswer
+from server.api.openai.chat.body import (
+    ChatBody,
+    ChatCompletion,
     ReasoningOptions,
     reasoning_of,
+    sampling_of,
     turn_of,
     with_turn,
 )
-from server.api.openai.chat.sampling import sampling_of
-from server.api.openai.chat.schemas import ChatBody, ChatCompletion
-from server.api.openai.chat.tools import ToolUse, tool_use
+from server.api.openai.chat.calls import ToolUse, tool_use
+from server.api.openai.chat.prompt import Prompt, continued_prompt, prompt_of
 from server.api.openai.chat.writer import ChatWriter
-from server.api.openai.logprobs import TokenNames
-from server.api.request_answer import JsonAnswer, SseAnswer
-from server.api.routes.lookup import service_with
-from server.api.schemas.openapi import ERRORS, EVENT_STREAM, body_schema
+from server.api.openai.choices import TokenNames
+from server.api.prepare import generate_request, prompt_tokens, renamed
+from server.api.routing import ERRORS, EVENT_STREAM, body_schema, service_with
 from server.api.schemas.parse import body_of
-from server.api.translate import generate_request, prompt_tokens, renamed
 from server.engine.types import Request as EngineRequest
 from server.errors import InvalidRequest, invalid
-from server.models.large_answers import ID_BYTES, LOGPROB_BYTES, TOKEN_BYTES
-from server.models.service import Service
+from server.models.service import ID_BYTES, LOGPROB_BYTES, TOKEN_BYTES, Service
 
 router = APIRouter()
 

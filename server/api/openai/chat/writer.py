@@ -11,23 +11,24 @@ from typing import Any
 import orjson
 
 from model.chat.call_forms import CallForm
-from server.api.completion import drafted, ended, sse, total_usage
+from server.api.answers import drafted, ended, sse, total_usage
 from server.api.errors import error_object
-from server.api.frames import EpochName
-from server.api.openai.chat.call_reader import (
-    Arguments,
-    CallBegins,
-    CallReader,
-    Piece,
-    Text,
+from server.api.events import EpochName
+from server.api.openai.chat.calls import Arguments, CallBegins, CallReader, Piece, Text
+from server.api.openai.choices import (
+    AnswerWriter,
+    Json,
+    JsonList,
+    TokenNames,
+    WrittenChoice,
+    finite,
+    written_list,
 )
-from server.api.openai.logprobs import JsonList, TokenNames, finite
-from server.api.openai.writer import AnswerWriter, Json, WrittenChoice, written_list
 from server.api.schemas.requests import StreamOptions
 from server.api.schemas.responses import CompletionDetails
 from server.engine.types import Event, Finished, Request, Scored, Started, TokenEvent, Usage
 from server.errors import RequestError
-from server.models.info import ModelInfo
+from server.models.service import ModelInfo
 
 
 class WrittenChatChoice(WrittenChoice):

@@ -1,8 +1,8 @@
-"""The body of `POST /v1/responses`, and of ``response.create`` on its socket."""
+"""The body of `POST /v1/responses`, of ``response.create`` on its socket, and what is answered."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
 from pydantic import (
     BeforeValidator,
@@ -12,20 +12,22 @@ from pydantic import (
     Tag,
     model_validator,
 )
+from typing_extensions import TypedDict
 
 from server.api.openai.bodies import Labels
-from server.api.openai.chat.messages import (
+from server.api.openai.chat.body import Effort
+from server.api.openai.chat.calls import ChosenFunction, kind_of_choice
+from server.api.openai.messages import (
     CACHE_MARK,
+    REASONING,
+    RESPONSES,
     FunctionDefinition,
     FunctionName,
     HeldRefusal,
     only_functions,
 )
-from server.api.openai.chat.reasoning import Effort
-from server.api.openai.chat.tools import ChosenFunction, kind_of_choice
-from server.api.openai.unsupported import REASONING, RESPONSES
 from server.api.schemas import requests as schemas
-from server.api.schemas.formats import (
+from server.api.schemas.requests import (
     ChoiceFormat,
     GrammarFormat,
     JsonObjectFormat,
@@ -34,8 +36,10 @@ from server.api.schemas.formats import (
     TextFormat,
     few_fields,
 )
-from server.api.schemas.names import ItemId, Label, ModelName, StateName
-from server.api.schemas.wire import History, Refusal, Wire
+from server.api.schemas.wire import History, ItemId, Label, ModelName, Refusal, StateName, Wire
+
+# The body of `POST /v1/responses`, and of ``response.create`` on its socket.
+
 
 MAX_ITEMS = 10_000
 MAX_PARTS = 1024
@@ -303,3 +307,101 @@ class ResponseCreate(ResponsesBody):
     background: schemas.OnlyFalse | None = None
     idempotency_key: None = None
     stream_id: Label | None = None
+
+
+# What `/v1/responses` answers, as OpenAPI describes it: dictionaries that orjson writes.
+
+
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+class CachedInput(TypedDict):
+    """Tokens of the input that the session had read before."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class Reasoning(TypedDict):
+    """Tokens of the thinking, with its markers."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(TypedDict):
+    """Tokens of one response; the input is all of the text before it."""
+
+    input_tokens: int
+    input_tokens_details: CachedInput
+    output_tokens: int
+    output_tokens_details: Reasoning
+    total_tokens: int
+
+
+class ResponseFailure(TypedDict):
+    """Why a response failed."""
+
+    code: str
+    message: str
+
+
+class ResponseCut(TypedDict):
+    """Why a response is incomplete."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseObject(TypedDict):
+    """OpenAI's ``response``, with its session and its seed."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Status
+    background: bool
+    error: ResponseFailure | None
+    incomplete_details: ResponseCut | None
+    instructions: str | None
+    max_output_tokens: int
+    max_tool_calls: None
+    metadata: dict[str, str]
+    model: str
+    output: list[dict[str, Any]]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: dict[str, str | None]
+    safety_identifier: str | None
+    service_tier: Literal["default"]
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["auto", "disabled"]
+    usage: ResponseUsage | None
+    user: str | None
+    session: str | None
+    seed: int
+    prompt_token_ids: NotRequired[list[int]]
+    token_ids: NotRequired[list[int]]
+
+
+class ResponseDeleted(TypedDict):
+    """A deleted response."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class InputItemList(TypedDict):
+    """Some of the items that a response was asked."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

@@ -17,20 +17,20 @@ from dataclasses import dataclass, field, replace
 
 import orjson
 
-from server.api.auth.keyring import Caller
+from server.api.auth import Caller
 from server.api.errors import error_object, outcome
-from server.api.openai.responses.note import Json, Note
-from server.api.openai.responses.preparing import (
+from server.api.openai.responses.events import ResponseWriter, on_stream
+from server.api.openai.responses.items import Json, Note
+from server.api.openai.responses.prepare import (
     PreparedResponse,
     needs_sessions,
     prepare,
     stored_previous,
 )
 from server.api.openai.responses.schemas import ResponseCreate
-from server.api.openai.responses.turns import FindTurn, ResponseTurn, history
-from server.api.openai.responses.writer import ResponseWriter, on_stream
+from server.api.openai.responses.stored import FindTurn, ResponseTurn, history
 from server.api.schemas.parse import in_thread_if_large, parse_body, without_mark
-from server.api.websocket.socket import Close, Socket
+from server.api.sockets import Close, Socket
 from server.engine.types import Event, Failed, Finished, Migrated
 from server.errors import InternalFailure, InvalidRequest, QueueFull, RequestError, invalid
 from server.models.registry import Models

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from model.native.runtime import DTYPES, NOT_FINITE, Draw, Runtime
 from model.ops.cpu import _native
-from server.engine.sampler import uniform
 from server.engine.sampling import MIN_TEMPERATURE
+from server.engine.torch_runner import uniform
 from tests.draws import (
     KINDS,
     TYPICAL,

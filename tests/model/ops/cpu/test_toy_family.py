@@ -23,12 +23,10 @@ from model.native.runtime import NativeError, Runtime
 from model.state import StateLayout
 from model.weights import check_weights
 from model.weights.gguf_file import GgufFile
-from server.engine.cpu_state_pool import CpuStatePool
 from server.engine.engine import Engine, EngineConfig
-from server.engine.native_runner import NativeRunner
-from server.engine.runner import Runner
+from server.engine.runner import CpuStatePool, NativeRunner, Runner
+from server.engine.session import Saved
 from server.engine.torch_runner import TorchRunner
-from server.engine.value import Saved
 from tests.model.ops.cpu.models import (
     feed,
     random_tokens,

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks import sse
-from server.api.openai.completions.parts import Shown
-from server.api.openai.completions.writer import CompletionWriter
-from server.api.openai.logprobs import TokenNames
+from server.api.openai.choices import TokenNames
+from server.api.openai.completions import CompletionWriter, Shown
 from server.api.schemas.requests import StreamOptions
 from server.engine.types import (
     Event,

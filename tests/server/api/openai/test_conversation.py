@@ -12,12 +12,11 @@ from pydantic import TypeAdapter
 
 from model.chat.template import PLAIN, ChatTemplate
 from model.tokenizer import END_OF_TEXT, Tokenizer
-from server.api.openai.chat.conversation import prompt_of
-from server.api.openai.chat.messages import Messages, Tools
+from server.api.openai.chat.prompt import prompt_of
+from server.api.openai.messages import Messages, Tools
 from server.chat.renderer import Renderer
 from server.errors import InvalidRequest
-from server.models.service import Service
-from server.models.tenant_tokenizers import TenantTokenizers
+from server.models.service import Service, TenantTokenizers
 from tests.server.chat.test_marks import CHAT
 
 pytestmark = pytest.mark.process

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from server.api.openai.logprobs import LEAST, LegacyLogprobs, ScoredPrompt, TokenNames
-from server.api.openai.logprobs import prompt_logprobs as written
+from server.api.openai.choices import LEAST, LegacyLogprobs, ScoredPrompt, TokenNames
+from server.api.openai.choices import prompt_logprobs as written
 from server.engine.types import Finished, Request, Scored, Usage
 from tests.fakes import EOS, ByteTokenizer
 

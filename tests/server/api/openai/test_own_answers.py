@@ -16,15 +16,14 @@ from model.architectures.lfm2.chat import TEMPLATE as LFM2
 from model.architectures.qwen35.chat import TEMPLATE as OUR_QWEN35
 from model.chat.call_forms import FENCED, LISTED, PARAMETERS, TAGGED, CallForm
 from model.chat.template import ChatTemplate
-from server.api.openai.chat.conversation import prompt_of
-from server.api.openai.chat.messages import ChatMessage
-from server.api.openai.chat.schemas import ChatBody
-from server.api.openai.chat.tools import with_texts
+from server.api.openai.chat.body import ChatBody
+from server.api.openai.chat.calls import with_texts
+from server.api.openai.chat.prompt import prompt_of
 from server.api.openai.chat.writer import ChatWriter
-from server.api.openai.responses.items import chat_messages, input_items
-from server.api.openai.responses.note import Note
+from server.api.openai.messages import ChatMessage
+from server.api.openai.responses.events import ResponseWriter
+from server.api.openai.responses.items import Note, chat_messages, input_items
 from server.api.openai.responses.schemas import ResponsesBody
-from server.api.openai.responses.writer import ResponseWriter
 from server.api.schemas.parse import parse_body
 from server.chat.renderer import Rendered
 from server.chat.sandbox import answer

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from server.api.openai.responses.note import ID_PREFIX, Json, Note
-from server.api.openai.responses.references import MAX_RESPONSES, referred
+from server.api.openai.responses.items import ID_PREFIX, Json, Note
 from server.api.openai.responses.schemas import ItemReference
-from server.api.openai.responses.turns import ResponseTurn
+from server.api.openai.responses.stored import MAX_RESPONSES, ResponseTurn, referred
 from server.errors import InvalidRequest
 from tests.server.api.openai.responding import PROMPT, ask, asked, error_of, get, text_of
 from tests.server.harness import Running, running

@@ -11,9 +11,9 @@ import pytest
 
 from model.chat.template import ChatTemplate
 from model.tokenizer import Tokenizer
-from server.api.openai.chat.messages import FunctionDefinition, FunctionTool
-from server.api.openai.responses.note import Json, Note
-from server.api.openai.responses.turns import (
+from server.api.openai.messages import FunctionDefinition, FunctionTool
+from server.api.openai.responses.items import Json, Note
+from server.api.openai.responses.stored import (
     MAX_BYTES,
     Answer,
     ResponseTurn,

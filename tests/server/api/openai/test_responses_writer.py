@@ -9,8 +9,8 @@ import orjson
 import pytest
 
 from model.chat.call_forms import LISTED, PARAMETERS
-from server.api.openai.responses.note import Note
-from server.api.openai.responses.writer import SILENT, ResponseWriter, on_stream, sse
+from server.api.openai.responses.events import SILENT, ResponseWriter, on_stream, sse
+from server.api.openai.responses.items import Note
 from server.engine.types import (
     Event,
     Failed,

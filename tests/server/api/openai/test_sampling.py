@@ -11,7 +11,7 @@ import pytest
 from model.chat.template import ChatTemplate
 from server.api.schemas.requests import Sampling
 from server.cli.generate import generate
-from server.engine.sampling_defaults import DEFAULTS, FIELDS, published
+from server.engine.sampling import DEFAULTS, FIELDS, published
 from server.engine.types import SamplingParams
 from tests.server.harness import Recorder, Running, running
 

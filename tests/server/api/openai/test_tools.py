@@ -15,10 +15,19 @@ from model.chat.call_forms import FENCED, FORMS, LISTED, PARAMETERS, TAGGED, Cal
 from model.chat.python_calls import literal
 from model.chat.template import PLAIN, ChatTemplate
 from model.chat.turns import Turns
-from server.api.openai.chat.call_reader import Arguments, CallBegins, CallReader, Piece, Text
-from server.api.openai.chat.messages import FunctionTool
-from server.api.openai.chat.tools import ToolCallsFormat, ToolChoice, ToolUse, tool_use
-from server.api.schemas.formats import JsonObjectFormat, RegexFormat, TextFormat
+from server.api.openai.chat.calls import (
+    Arguments,
+    CallBegins,
+    CallReader,
+    Piece,
+    Text,
+    ToolCallsFormat,
+    ToolChoice,
+    ToolUse,
+    tool_use,
+)
+from server.api.openai.messages import FunctionTool
+from server.api.schemas.requests import JsonObjectFormat, RegexFormat, TextFormat
 from server.errors import InvalidRequest
 
 CHOICE: TypeAdapter[Any] = TypeAdapter(ToolChoice)

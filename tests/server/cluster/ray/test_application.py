@@ -9,12 +9,12 @@ from ray.serve.schema import ServeDeploySchema
 
 from server.cluster.ray.application import NAME, build
 from server.cluster.ray.replica import Replica
-from server.config.errors import ConfigError
+from server.config.settings import ConfigError
 
 FILE = Path(__file__).parents[4] / "deploy" / "ray" / "serve.yaml"
 
 
-# Ray's own: see `server.cluster.ray.scaling`.
+# Ray's own: see `server.cluster.ray.replica`.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The `metrics_interval_s` field in AutoscalingConfig is deprecated:DeprecationWarning"
 )
@@ -46,9 +46,9 @@ def test_ray_is_given_names_and_plain_data_of_ours() -> None:
     # By name, where it is imported: nothing of ours is pickled.
     assert made.func_or_class is Replica
     router = made._deployment_config.request_router_config
-    assert router.request_router_class == "server.cluster.ray.router:SessionRouter"
+    assert router.request_router_class == "server.cluster.ray.replica:SessionRouter"
     policy = made._deployment_config.autoscaling_config.policy
-    assert policy.policy_function == "server.cluster.ray.scaling:StreamsPolicy"
+    assert policy.policy_function == "server.cluster.ray.replica:StreamsPolicy"
     assert policy.policy_kwargs == {"target_streams": 7}
 
 

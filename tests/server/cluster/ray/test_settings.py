@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from server.cluster.ray.settings import read_settings, settings_of
-from server.config.errors import ConfigError
-from server.config.settings import ServerConfig
+from server.cluster.ray.replica import read_settings, settings_of
+from server.config.settings import ConfigError, ServerConfig
 
 
 def test_what_was_chosen_is_read_back_as_it_was(tmp_path: Path) -> None:

@@ -1,4 +1,0 @@
-"""API keys: where they are read, what each may do, and how much.
-
-May use the schemas and errors of `api`. Middleware and routes ask it for the caller.
-"""

@@ -1,0 +1,381 @@
+"""OpenAI's messages and tools over the wire and for templates; fields that are refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError, from_json
+
+from server.api.schemas.requests import Schema, few_fields, finite_numbers
+from server.api.schemas.wire import History, Refusal, Wire, of_type
+from server.api.schemas.wire import ItemId as CallId
+
+# Fields that OpenAI's API or other servers have and this one does not: refused by name.
+#
+# A value that asks for nothing (null, or the default) is accepted. A field that a
+# body declares itself is never looked up here.
+
+
+def _refused(names: Iterable[str], reason: str, *accepted: object) -> dict[str, Refusal]:
+    return dict.fromkeys(names, Refusal(reason, accepted))
+
+
+_STORED = {
+    **_refused(["store"], "answers are not stored here; POST /v1/responses stores them", False),
+    **_refused(
+        ["metadata"], "is for stored answers; POST /v1/responses stores them, with metadata", {}
+    ),
+}
+
+_HOSTED = {
+    **_refused(["service_tier"], "this server has one tier", "auto", "default"),
+    **_refused(
+        ["prompt_cache_options", "cache_salt"],
+        "the prefix cache needs no key: it knows each tenant's own prefixes at any token",
+    ),
+    **_refused(
+        ["prompt_cache_retention"],
+        "the prefix cache keeps what is used and has no times",
+        "in_memory",
+        "in-memory",
+    ),
+    **_refused(["moderation"], "this server moderates nothing"),
+}
+
+#: Of vLLM's and others' sampling.
+_SAMPLING = {
+    **_refused(["use_beam_search"], "there is no beam search; use best_of", False),
+    **_refused(["length_penalty"], "is for beam search, which there is not", 1.0),
+    **_refused(["early_stopping"], "is for beam search, which there is not", False),
+    **_refused(["min_tokens"], "is not supported; use ignore_eos with max_tokens", 0),
+    **_refused(["bad_words"], "is not supported; use logit_bias on token ids", []),
+    **_refused(["allowed_token_ids"], "is not supported; use logit_bias or response_format"),
+    **_refused(["include_stop_str_in_output"], "a stop string is never shown", False),
+    **_refused(["skip_special_tokens"], "special tokens have no text here", True),
+    **_refused(["spaces_between_special_tokens"], "special tokens have no text here", True),
+    **_refused(["detokenize"], "text is always made", True),
+    **_refused(["truncate_prompt_tokens"], "a prompt is never cut: the state has no length limit"),
+    **_refused(["truncation_side"], "a prompt is never cut: the state has no length limit"),
+    **_refused(["add_special_tokens"], "a text gets the start token, token ids are as given", True),
+    **_refused(["logits_processors"], "the server runs no code of its clients"),
+    **_refused(["priority"], "all requests have the same priority", 0),
+    **_refused(["request_id"], "the server names requests itself"),
+    **_refused(["return_tokens_as_token_ids"], "is not supported", False),
+    **_refused(["kv_transfer_params", "vllm_xargs"], "is not supported"),
+    **_refused(
+        [
+            *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+            *("guided_decoding_backend", "guided_whitespace_pattern", "structural_tag"),
+            "structured_outputs",
+        ],
+        "is not supported; use response_format",
+    ),
+}
+
+#: `POST /v1/completions`.
+COMPLETIONS = {
+    **_STORED,
+    **_HOSTED,
+    **_SAMPLING,
+    **_refused(["suffix"], "the model cannot fill in: it reads from left to right", ""),
+    **_refused(["max_completion_tokens"], "is called max_tokens here"),
+    **_refused(["tools", "tool_choice", "messages"], "is for /v1/chat/completions"),
+    **_refused(["logprob_start_len", "return_logprob"], "is not supported; use logprobs and echo"),
+}
+
+_NO_MEDIA = "the model reads and writes text alone"
+
+#: `POST /v1/chat/completions`.
+CHAT = {
+    **_STORED,
+    **_HOSTED,
+    **_SAMPLING,
+    **_refused(["audio"], _NO_MEDIA),
+    **_refused(["modalities"], _NO_MEDIA, ["text"]),
+    **_refused(["web_search_options"], "the server reaches no network"),
+    **_refused(["reasoning"], "is called reasoning_effort here", {}, {"effort": "none"}),
+    **_refused(["verbosity"], "the model does not know it", "medium"),
+    **_refused(["functions"], "is not supported; use tools", []),
+    **_refused(["function_call"], "is not supported; use tool_choice", "none"),
+    **_refused(["prompt_logprobs", "echo"], "is for /v1/completions", False),
+    **_refused(["chat_template"], "the template comes from the model alone"),
+    **_refused(["documents"], "is not supported; chat_template_kwargs may have them", []),
+    **_refused(["prompt"], "is for /v1/completions; give messages"),
+    **_refused(["allowed_tools"], "is part of tool_choice"),
+    **_refused(["best_of"], "is for /v1/completions", 1),
+    **_refused(["mm_processor_kwargs", "media_io_kwargs"], _NO_MEDIA),
+}
+
+#: `POST /v1/responses`.
+RESPONSES = {
+    **_HOSTED,
+    **_refused(["conversation"], "there are no conversation objects; use previous_response_id"),
+    **_refused(["max_tool_calls"], "there are no built-in tools"),
+    **_refused(["prompt"], "there are no stored prompts"),
+    **_refused(["context_management"], "the state has a constant size: nothing needs to be cut"),
+    **_refused(["messages"], "is for /v1/chat/completions; give input"),
+    **_refused(["max_tokens", "max_completion_tokens"], "is called max_output_tokens here"),
+}
+
+#: What a response says of its thinking.
+REASONING = {
+    **_refused(
+        ["summary", "generate_summary"],
+        "there are no summaries: the output has all that is thought",
+        "auto",
+    ),
+}
+
+#: A message of the assistant's that is sent back.
+ASSISTANT = {
+    **_refused(["audio"], _NO_MEDIA),
+    **_refused(["function_call"], "is what tool_calls was called before"),
+}
+
+#: `POST /v1/embeddings`.
+EMBEDDINGS = {
+    **_refused(["dimensions"], "the vector has the model's hidden size, and is not cut"),
+    **_refused(["truncate_prompt_tokens"], "an input is never cut"),
+    **_refused(["messages"], "is not supported; give input"),
+    **_refused(["priority"], "all requests have the same priority", 0),
+    **_refused(["normalize"], "the vector always has the length 1", True),
+}
+
+
+# OpenAI's messages and tools, as they come over the wire and as templates read them.
+
+
+MAX_MESSAGES = 4096
+MAX_PARTS = 4096
+MAX_TOOLS = 128
+MAX_CALLS = 128
+
+#: Levels of JSON that a template gets.
+MAX_DEPTH = 64
+
+#: Excludes what could be mistaken for a template's own marks.
+NAME = r"^[^\s\x00-\x1f\x7f-\x9f<|\\/>]+$"
+Name = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=NAME)]
+#: Of a function.
+Description = Annotated[str, StringConstraints(max_length=16_384)]
+FunctionName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+#: A mark for other servers' caches: the prefix cache finds beginnings by itself.
+CACHE_MARK = frozenset(["cache_control"])
+
+
+class TextPart(Wire):
+    """A part of a content; only text is supported."""
+
+    hints = CACHE_MARK
+
+    type: Literal["text"]
+    text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_text(cls, value: object) -> object:
+        return of_type("text", value, "parts of type {} are not supported; this model reads text")
+
+
+class HeldText(TextPart):
+    """A part of what is sent back."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class HeldRefusal(History):
+    """A refusal that is sent back; it is text to the model."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+def _kind_of_part(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    return "refusal" if kind == "refusal" else "text"
+
+
+HeldPart = Annotated[
+    Annotated[HeldText, Tag("text")] | Annotated[HeldRefusal, Tag("refusal")],
+    Discriminator(_kind_of_part),
+]
+
+Content = str | Annotated[list[TextPart], Field(fail_fast=True, min_length=1, max_length=MAX_PARTS)]
+ToolContent = (
+    str | Annotated[list[HeldText], Field(fail_fast=True, min_length=1, max_length=MAX_PARTS)]
+)
+Said = str | Annotated[list[HeldPart], Field(fail_fast=True, max_length=MAX_PARTS)]
+
+
+class SystemMessage(Wire):
+    """What the developer of an application says."""
+
+    hints = CACHE_MARK | {"id"}
+
+    role: Literal["system", "developer"]
+    content: Content
+    name: Name | None = None
+
+
+class UserMessage(Wire):
+    """What its user says."""
+
+    hints = CACHE_MARK | {"id"}
+
+    role: Literal["user"]
+    content: Content
+    name: Name | None = None
+
+
+class CalledFunction(History):
+    """What was called; ``arguments`` is JSON, in a text, or what there was of it."""
+
+    name: FunctionName
+    arguments: str | None
+
+
+class ToolCall(History):
+    """A call that the model has made."""
+
+    id: CallId
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class AssistantMessage(History):
+    """What the model has said or called, as a client holds the answer to its request."""
+
+    refused = ASSISTANT
+
+    role: Literal["assistant"]
+    content: Said | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    name: Name | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_CALLS)] | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> AssistantMessage:
+        """Or names a field that it could be in: an answer may have ended before its first word."""
+        if not self.model_fields_set & {"content", "reasoning_content", "refusal", "tool_calls"}:
+            raise PydanticCustomError("empty", "an assistant's message needs content or tool_calls")
+        return self
+
+
+class ToolMessage(History):
+    """What a call has given."""
+
+    role: Literal["tool"]
+    content: ToolContent
+    tool_call_id: CallId
+    name: Name | None = None
+
+
+ChatMessage = Annotated[
+    SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")
+]
+Messages = Annotated[
+    list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
+]
+
+
+class FunctionDefinition(Wire):
+    """A function that the model may call; ``parameters`` is a JSON schema of an object."""
+
+    hints = CACHE_MARK
+
+    name: FunctionName
+    description: Description | None = None
+    parameters: Schema | None = None
+    strict: bool | None = None
+
+
+def only_functions(tool: object) -> object:
+    """``tool``; raises where its type is another one, before its other fields are looked at."""
+    return of_type("function", tool, "tools of type {} are not supported; only functions are")
+
+
+class FunctionTool(Wire):
+    """A tool; only functions are supported."""
+
+    hints = CACHE_MARK
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_functions(cls, value: object) -> object:
+        return only_functions(value)
+
+
+Tools = Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
+
+#: More variables for a template.
+TemplateKwargs = Annotated[
+    dict[str, Any], BeforeValidator(few_fields), AfterValidator(finite_numbers)
+]
+
+
+def text_of(content: Content | ToolContent | Said | None) -> str:
+    """The text of a content; parts become lines."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(
+        part.refusal if isinstance(part, HeldRefusal) else part.text for part in content
+    )
+
+
+def arguments_of(call: ToolCall) -> object:
+    """The object that a call was given; of one that was cut, what there is of it.
+
+    An empty object where there is nothing, or null; the text where that is no object.
+    """
+    text = call.function.arguments or ""
+    try:
+        found = from_json(text, allow_partial="trailing-strings") if text.strip() else None
+    except ValueError:
+        return text
+    if found is None:
+        return {}
+    return found if isinstance(found, dict) and _is_shallow(found) else text
+
+
+def is_plain_json(value: object) -> bool:
+    """Whether a value parsed from JSON can be used: not deep, whole characters, 64-bit numbers."""
+    try:
+        return _is_shallow(value) and bool(orjson.dumps(value))
+    except TypeError:
+        return False
+
+
+def _is_shallow(value: object) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inner for item in level for inner in _inside(item)]
+    return not level
+
+
+def _inside(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def tool_object(tool: FunctionTool) -> dict[str, Any]:
+    """A tool as a template reads it: what the client gave, and nothing else."""
+    return tool.model_dump(exclude_unset=True)

@@ -1,0 +1,224 @@
+"""From the messages of clients to the requests of the engine: the only place that knows both.
+
+A prompt that is text gets the model's start token where its session is empty; a prompt of
+token ids is taken as it is. All functions raise `InvalidRequest`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from server.api.schemas.requests import AppendBody, Continuation, Prefixed, ResponseFormat, Sampling
+from server.engine.prefixes import PrefixHandle
+from server.engine.sampling import with_defaults
+from server.engine.text import TokenArray, check_tokens
+from server.engine.types import Request, SamplingParams
+from server.errors import InvalidRequest, invalid
+from server.models.service import Service
+from server.sessions.named_states import StateNotFound
+
+# A shorter text is encoded in the event loop: it takes less time than a thread costs.
+MAX_INLINE_CHARS = 2048
+
+NOT_PREFIXED = Prefixed()
+
+#: The fields of `Sampling` that mean the same to the engine.
+_SAME = sorted(
+    Sampling.model_fields.keys() - {"stop", "stop_token_ids", "logit_bias", "response_format"}
+)
+
+
+async def generate_request(
+    service: Service,
+    request_id: str,
+    owner: str,
+    prompt: str | Sequence[int] | None,
+    wanted: Continuation,
+    sampling: Sampling,
+    num_choices: int = 1,
+    ranked: bool = False,
+    num_scored: int | None = None,
+    prefixed: Prefixed = NOT_PREFIXED,
+) -> Request:
+    """The request of a completion. Draws a seed where the client gave none.
+
+    With ``max_tokens`` 0 the prompt is only fed. ``ranked``: the choices will be
+    compared. The prompt's tokens are scored unless ``num_scored`` is None: so many
+    others are named in place of each.
+    """
+    session, key = wanted.session, wanted.idempotency_key
+    is_begun = wanted.state is not None and await _has_text(service, wanted.state, wanted)
+    if prefixed.prefix is not None:
+        _check_prefix(service, prefixed.prefix, wanted)
+        is_begun = True
+    if prefixed.return_prefix and session is not None:
+        raise invalid("return_prefix", "names what a new session reads: give it without session")
+    continues = is_begun
+    if session is not None:
+        continues = await _continues(service, session, owner, prompt)
+    tokens = TokenArray()
+    if prompt is not None:
+        tokens = await prompt_tokens(service, owner, prompt, "prompt", continues)
+    if key is not None and session is None and not wanted.keep:
+        raise invalid("idempotency_key", "needs a session that is kept")
+    if not tokens and session is None and not is_begun:
+        raise invalid("prompt", "must not be empty unless it continues a session")
+    params = None
+    if sampling.max_tokens != 0:
+        params = await _sampling_params(service, sampling, ranked, owner)
+    return Request(
+        request_id=request_id,
+        owner=owner,
+        tokens=tokens,
+        sampling=params,
+        session=session,
+        keep=bool(wanted.keep),
+        start=prompt is None or isinstance(prompt, str),
+        key=key,
+        score=num_scored is not None,
+        num_choices=num_choices,
+        num_top=num_scored or 0,
+        state=wanted.state,
+        speculation=wanted.speculation != "off",
+        prefix=prefixed.prefix,
+        return_prefix=bool(prefixed.return_prefix),
+    )
+
+
+async def append_request(
+    service: Service, request_id: str, owner: str, session: str, body: AppendBody
+) -> Request:
+    """The request that only feeds a session."""
+    if body.text is not None and body.tokens is not None:
+        raise invalid("tokens", "give either text or tokens, not both")
+    field = "text" if body.tokens is None else "tokens"
+    given = body.text if body.tokens is None else body.tokens
+    continues = await _continues(service, session, owner, given)
+    tokens = () if given is None else await prompt_tokens(service, owner, given, field, continues)
+    if not tokens:
+        raise invalid(field, "must not be empty")
+    return Request(
+        request_id,
+        owner,
+        tokens,
+        sampling=None,
+        session=session,
+        keep=True,
+        start=body.tokens is None,
+        key=body.idempotency_key,
+        score=bool(body.logprobs),
+        prompt_field=field,
+    )
+
+
+async def prompt_tokens(
+    service: Service,
+    owner: str,
+    prompt: str | Sequence[int],
+    field: str,
+    continues: bool = False,
+) -> TokenArray:
+    """The ids of ``prompt``, the value of ``field``, as they are fed.
+
+    It begins a text, or ``continues`` one. What ``owner`` has sent before is known.
+    """
+    tokenizer, vocab_size = service.tokenizers.of(owner), service.tokenizer.vocab_size
+    encode = tokenizer.encode_continuation if continues else tokenizer.encode
+
+    def ids() -> TokenArray:
+        """No list of them outlives this."""
+        if isinstance(prompt, str):
+            return TokenArray(encode(prompt))
+        check_tokens(prompt, vocab_size, field)
+        return TokenArray.of(prompt)
+
+    if not isinstance(prompt, str):
+        service.limits.check_prompt(len(prompt), field)
+    found = ids() if len(prompt) <= MAX_INLINE_CHARS else await asyncio.to_thread(ids)
+    service.limits.check_prompt(len(found), field)
+    return found
+
+
+def check_ids(service: Service, ids: Sequence[int], field: str) -> None:
+    """Raises where one is not of the vocabulary."""
+    check_tokens(ids, service.tokenizer.vocab_size, field)
+
+
+async def _has_text(service: Service, state: str, wanted: Continuation) -> bool:
+    """Whether a new session with ``state`` has text before its prompt. Raises `StateNotFound`.
+
+    Not where the work has a key: it may have been done before the state was deleted. Else
+    the submission raises.
+    """
+    if wanted.session is not None:
+        raise invalid("state", "is what a new session begins with: give it without session")
+    try:
+        return (await service.sessions.start_of(state)).length > 0
+    except StateNotFound:
+        if wanted.idempotency_key is None:
+            raise
+        return True
+
+
+def _check_prefix(service: Service, prefix: str, wanted: Continuation) -> None:
+    """Whether the server has it is seen where the request is submitted."""
+    for name in ("session", "state"):
+        if getattr(wanted, name) is not None:
+            raise invalid("prefix", f"is what a new session begins with: give it without {name}")
+    check_ids(service, PrefixHandle.parse(prefix).unfed, "prefix")
+
+
+async def _continues(
+    service: Service, session: str, owner: str, prompt: str | Sequence[int] | None
+) -> bool:
+    """Whether ``prompt`` follows other text; asked only where that makes a difference."""
+    if not isinstance(prompt, str) or not service.tokenizer.puts_space_in_front:
+        return False
+    return (await service.sessions.info(session, owner)).position > 0
+
+
+async def _grammar(service: Service, wanted: ResponseFormat, owner: str) -> str | None:
+    if wanted.type == "text":
+        return None
+    if service.constraints is None:
+        raise invalid("response_format", "is not supported by this server")
+    return await service.constraints.grammar(wanted, owner)
+
+
+async def _sampling_params(
+    service: Service, sampling: Sampling, logprob: bool, owner: str
+) -> SamplingParams:
+    max_tokens, wanted = service.limits.max_tokens, sampling.response_format
+    if sampling.max_tokens is not None and sampling.max_tokens > max_tokens:
+        raise invalid("max_tokens", f"must be at most {max_tokens}")
+    stop, stop_ids = sampling.stop or (), tuple(sampling.stop_token_ids or ())
+    check_ids(service, stop_ids, "stop_token_ids")
+    biases = {int(id): bias for id, bias in (sampling.logit_bias or {}).items()}
+    check_ids(service, tuple(biases), "logit_bias")
+    given: dict[str, Any] = {
+        name: value for name in _SAME if (value := getattr(sampling, name)) is not None
+    }
+    if "seed" not in given:
+        given["seed"] = drawn_seed()
+    return with_defaults(
+        **given,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop_token_ids=stop_ids,
+        logit_bias=tuple(biases.items()),
+        grammar=None if wanted is None else await _grammar(service, wanted, owner),
+        logprob=logprob,
+    )
+
+
+def drawn_seed() -> int:
+    """A seed for a client that gave none; a number that JavaScript has, too."""
+    return secrets.randbits(32)
+
+
+def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
+    """``error`` with the name that its field has on a route, where that is another one."""
+    name = names.get(error.param or "")
+    return error if name is None else invalid(name, error.message.removeprefix(f"{error.param}: "))

@@ -1,0 +1,317 @@
+"""The files of an embedded store: states of sessions, named states, states of prompts."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import secrets
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+
+import orjson
+
+from server.engine.prefixes import Evicted, Prefix, keys
+from server.engine.session import StateBlock
+from server.store.base import (
+    Chunk,
+    Files,
+    Identity,
+    SnapshotBroken,
+    StoreError,
+    StoreFailed,
+    replace,
+)
+from server.store.codec import Malformed, decode_value
+from server.store.portable import decode_prefix, encode_prefix, read_any_identity
+from server.store.snapshots import decode_state, encode_state
+
+# States as files in a folder: written whole, synced, and only then called by their names.
+
+
+logger = logging.getLogger(__name__)
+
+SNAPSHOTS_DIR = "snapshots"
+#: Names the store whose states are in the folder.
+OWNER_NAME = "store"
+#: What clients get; the log has more.
+FOREIGN_STATES = "the session store has states of sessions that its database does not know"
+#: The process has too much open, or too little memory: the file is as good as before.
+_PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+
+def has_states(folder: Path) -> bool:
+    """Whether there is any file of a state."""
+    return next(folder.glob("*/*.safetensors"), None) is not None
+
+
+def foreign_states(path: Path) -> str:
+    """What to do where the states in ``path`` are not those of its database."""
+    return (
+        f"{path} has states of sessions that its database does not know: the database was lost or "
+        f"replaced. Nothing was changed. Put the right database back, or keep what can be read: "
+        f"everstream store salvage {path} NEW_FOLDER. To start again, move "
+        f"{path / SNAPSHOTS_DIR} away"
+    )
+
+
+class StateFiles:
+    """Those under ``path``; see `server.store.snapshots.States`."""
+
+    def __init__(self, path: Path, files: Files, identity: Identity, is_full: bool) -> None:
+        self._dir, self._files, self._is_full = path / SNAPSHOTS_DIR, files, is_full
+        self._identity = identity
+
+    def write(self, states: Sequence[tuple[StateBlock, int]]) -> list[str]:
+        """Those that are written together lie together: one sync of a folder is enough."""
+        folder = secrets.token_hex(1)
+        files = [f"{folder}/{secrets.token_hex(16)}.safetensors" for _ in states]
+        try:
+            for file, (state, position) in zip(files, states, strict=True):
+                data = encode_state(state, self._identity, position)
+                replace(self._files, self._dir / file, data, self._is_full)
+            if self._is_full and files:
+                self._files.sync_dir(self._dir / folder)
+                self._files.sync_dir(self._dir)
+        except BaseException:
+            self.remove(files)
+            raise
+        return files
+
+    def read(self, name: str, position: int) -> StateBlock:
+        try:
+            data = self._files.read(self._dir / name)
+        except OSError as error:
+            if error.errno in _PASSING:
+                raise
+            raise SnapshotBroken("the state file cannot be read", detail=str(error)) from error
+        return decode_state(data, self._identity, position)
+
+    def remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._remove(self._dir / name)
+
+    def claim(self, store_id: str, is_new: bool) -> None:
+        """Makes the folder that of the store ``store_id``, whose database may be new.
+
+        Raises `StoreFailed` where it has the states of another one: nothing may be deleted.
+        """
+        try:
+            owner = self._files.read(self._dir / OWNER_NAME).decode(errors="replace")
+        except FileNotFoundError:
+            owner = None
+        if owner == store_id:
+            return
+        if (is_new or owner is not None) and has_states(self._dir):
+            raise StoreFailed(FOREIGN_STATES, detail=foreign_states(self._dir.parent))
+        replace(self._files, self._dir / OWNER_NAME, [store_id.encode()], self._is_full)
+        if self._is_full:
+            self._files.sync_dir(self._dir)
+
+    def remove_leftovers(self, used: set[str]) -> None:
+        """Removes every file whose name is not in ``used``."""
+        for path in self._dir.glob("*/*"):
+            if f"{path.parent.name}/{path.name}" not in used:
+                self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        """What cannot be removed now is found by `remove_leftovers`."""
+        try:
+            self._files.unlink(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            logger.warning("could not remove %s: %s", path, error)
+
+
+# The named states of an embedded store: a file for each, in a folder of their own.
+#
+# A file is whole or it is not there: it is written next to the old one, synced, and then renamed.
+
+
+NAMED_DIR = "named"
+SUFFIX = ".safetensors"
+#: Bytes of a header, which has the text of the prompt.
+_MAX_HEADER_BYTES = 64 << 20
+
+
+class NamedFiles:
+    """Those in the folder ``path / DIR_NAME``. For one thread, in the one process that has it."""
+
+    def __init__(self, path: Path, files: Files, is_full: bool) -> None:
+        self._dir, self._files, self._is_full = path / NAMED_DIR, files, is_full
+        self._digests: dict[str, str] | None = None
+
+    def digests(self) -> dict[str, str]:
+        """The digest of each state by its name. What cannot be read is logged and left out."""
+        if self._digests is None:
+            found = ((file.stem, _digest(file)) for file in files_in(self._dir.parent))
+            self._digests = {name: digest for name, digest in found if digest is not None}
+        return dict(self._digests)
+
+    def read(self, name: str) -> bytes | None:
+        """The file of a state, if there is one. Raises `OSError`."""
+        if name not in self.digests():
+            return None
+        return self._files.read(self._place(name))
+
+    def put(self, name: str, digest: str, parts: Sequence[Chunk]) -> None:
+        """Stores a state durably, and replaces one of the same name. Raises `OSError`."""
+        digests, place = self.digests(), self._place(name)
+        self._dir.mkdir(mode=0o700, exist_ok=True)
+        replace(self._files, place, parts, self._is_full)
+        if self._is_full:
+            self._files.sync_dir(self._dir)
+            self._files.sync_dir(self._dir.parent)
+        self._digests = {**digests, name: digest}
+
+    def remove(self, name: str) -> bool:
+        """Whether there was one. Raises `OSError`."""
+        digests = self.digests()
+        if digests.pop(name, None) is None:
+            return False
+        self._files.unlink(self._place(name))
+        if self._is_full:
+            self._files.sync_dir(self._dir)
+        self._digests = digests
+        return True
+
+    def _place(self, name: str) -> Path:
+        return self._dir / f"{name}{SUFFIX}"
+
+
+def files_in(path: Path) -> list[Path]:
+    """Those of the store at ``path``, by name."""
+    return sorted((path / NAMED_DIR).glob(f"*{SUFFIX}"))
+
+
+def broken_named(path: Path) -> Iterator[tuple[Path, str]]:
+    """Each file of the store at ``path`` that is not a whole state, and why."""
+    for file in files_in(path):
+        try:
+            read_any_identity(file.read_bytes())
+        except OSError as error:
+            yield file, str(error.strerror)
+        except StoreError as error:
+            yield file, error.message
+
+
+def _digest(path: Path) -> str | None:
+    """What the header says; the file itself is checked when it is read."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            if size > _MAX_HEADER_BYTES:
+                raise Malformed("its header is too large")
+            about = orjson.loads(file.read(size))["__metadata__"]
+        origin = decode_value(about["value"]).origin
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        logger.warning("the named state %s cannot be read: %s", path, error)
+        return None
+    return None if origin is None else origin.digest
+
+
+# Prompts' states that did not fit memory, as files: the prefix cache's second tier.
+#
+# One folder for each owner, one file for each state. A file that is broken, or
+# belongs to another model, is removed and was never there. Nothing here is needed:
+# what is lost is computed again.
+
+
+class _Place(NamedTuple):
+    folder: str
+    key: str
+    num_tokens: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.folder}/{self.key}-{self.num_tokens}{SUFFIX}"
+
+
+class PrefixFiles:
+    """At most ``max_bytes`` of files under ``path``; those unused for longest go first.
+
+    For one thread at a time.
+    """
+
+    def __init__(self, path: Path, files: Files, identity: Identity, max_bytes: int) -> None:
+        self.num_hits = 0
+        self._path, self._files, self._identity = path, files, identity
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._max_bytes, self._num_bytes = max_bytes, 0
+        self._places: OrderedDict[_Place, int] = OrderedDict()  # with the sizes of the files
+        self._lent: set[_Place] = set()
+        for file in sorted(path.glob(f"*/*{SUFFIX}"), key=lambda file: file.stat().st_mtime):
+            key, _, num_tokens = file.stem.rpartition("-")
+            self._add(_Place(file.parent.name, key, int(num_tokens)), file.stat().st_size)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def put(self, evicted: Sequence[Evicted]) -> None:
+        """Writes states, each once. Raises `OSError`."""
+        for owner, prefix, _ in evicted:
+            place = _Place(_folder(owner), prefix.key.hex(), prefix.num_tokens)
+            self._lent.discard(place)
+            if place in self._places:
+                continue
+            data = encode_prefix(prefix, self._identity)
+            replace(self._files, self._path / place.name, data, is_synced=False)
+            self._add(place, sum(memoryview(part).nbytes for part in data))
+            while self._num_bytes > self._max_bytes and len(self._places) > 1:
+                self._remove(next(iter(self._places)))
+
+    def find(self, owner: str, tokens: Sequence[int], origin: str = "") -> Prefix | None:
+        """The state of the longest beginning of ``tokens`` that is here and is not all of them.
+
+        None as well where that one has been given out and not been put back: it is
+        in memory then.
+        """
+        folder = _folder(owner)
+        here = {place for place in self._places if place.folder == folder}
+        lengths = sorted({place.num_tokens for place in here if place.num_tokens < len(tokens)})
+        found = zip(lengths, keys(owner, tokens, lengths, origin), strict=True)
+        for num_tokens, key in reversed(list(found)):
+            place = _Place(folder, key.hex(), num_tokens)
+            if place in self._lent:
+                return None
+            if place in here and (hit := self._read(place)) is not None:
+                self._lent.add(place)
+                return hit
+        return None
+
+    def named(self, owner: str, key: bytes) -> Prefix | None:
+        """The one of this key; None as well where it is in memory, as in `find`."""
+        folder, digits = _folder(owner), key.hex()
+        place = next((p for p in self._places if (p.folder, p.key) == (folder, digits)), None)
+        if place is None or place in self._lent or (hit := self._read(place)) is None:
+            return None
+        self._lent.add(place)
+        return hit
+
+    def _read(self, place: _Place) -> Prefix | None:
+        try:
+            data = self._files.read(self._path / place.name)
+            prefix = decode_prefix(data, self._identity, bytes.fromhex(place.key), place.num_tokens)
+        except (OSError, StoreError) as error:
+            logger.warning("a cached prompt's state cannot be used: %s", error)
+            self._remove(place)
+            return None
+        self._places.move_to_end(place)
+        self.num_hits += 1
+        return prefix
+
+    def _add(self, place: _Place, num_bytes: int) -> None:
+        self._places[place] = num_bytes
+        self._num_bytes += num_bytes
+
+    def _remove(self, place: _Place) -> None:
+        self._num_bytes -= self._places.pop(place)
+        self._lent.discard(place)
+        (self._path / place.name).unlink(missing_ok=True)
+
+
+def _folder(owner: str) -> str:
+    return blake2b(owner.encode(), digest_size=16).hexdigest()
