@@ -126,6 +126,7 @@ lint: $(VENV)/.installed-dev ## Checks style, types, the Dockerfile, manifests a
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/yamllint --strict .github deploy
 	if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint Dockerfile; fi
 
