@@ -1,4 +1,4 @@
-"""What `everstream serve` imports on its way to the first token. Rules of import: `lint-imports`."""
+"""What `everstream serve` imports before the first token; rules of import are `lint-imports`'."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import DOCS, page, section
-from tests.test_imports import RULES
 
 ROOT = DOCS.parent
 PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / f"{n}.md" for n in ("README", "CHANGELOG"))])
@@ -37,12 +36,6 @@ def test_layout_names_what_exists() -> None:
         if base == ROOT:
             folder = ROOT / paths[0]
     assert missing == []
-
-
-def test_rules_of_import_are_all_named() -> None:
-    text = section(page("architecture.md"), "Rules of import")
-    words = set(re.findall(r"\w+", text))
-    assert {name.split(".")[-1] for rule in RULES for name in rule.never} <= words
 
 
 def links(text: str) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """38: no code comes out of data: not from a checkpoint, and not from a client.
 
-`tests/test_imports.py` reads the source for what could run it. Here a file that
+Ruff reads the source for what could run it (`banned-api`). Here a file that
 would run code stands where a model is loaded, and leaves a mark if it does.
 """
 
