@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from model.architectures.bounded import MIN_CONTEXT, default_context, with_past
 from model.architectures.config import Config
+from model.architectures.hybrid import MIN_CONTEXT, default_context, with_past
 from model.checkpoint import Checkpoint
 from model.files import ConfigError
 from model.state import StateLayout

@@ -173,7 +173,7 @@ def load_checkpoint(
 
 def _with_lora(checkpoint: Checkpoint, lora: Lora) -> Checkpoint:
     """The model with the changes, which is another one."""
-    from model.foreign.lora import files_of, with_lora
+    from model.families.rwkv7.tuned import files_of, with_lora
 
     weights = with_lora(checkpoint.config, checkpoint.weights, lora)
     digest = f"{checkpoint.digest} {_digest(files_of(lora))} {lora.alpha}"
@@ -215,8 +215,8 @@ def _load_file(path: Path, tokenizer_file: Path | None) -> Checkpoint:
 
     One of the published size has the published vocabulary by default, and one of 256 ids bytes.
     """
-    from model.foreign.rwkv7 import open_native, read_native
-    from model.foreign.rwkv7_state import merged_states
+    from model.families.rwkv7.read import open_native, read_native
+    from model.families.rwkv7.tuned import merged_states
     from model.foreign.tuned_states import state_block
 
     file = open_native(path)

@@ -26,7 +26,7 @@ class Lora(NamedTuple):
     """Files of weight changes, merged in their order; a folder is one of the package ``peft``.
 
     ``alpha`` is that of LoRA files that do not state theirs, as those of RWKV-PEFT.
-    `model.foreign.lora` reads them.
+    `model.families.rwkv7.tuned` reads them.
     """
 
     files: tuple[Path, ...] = ()

@@ -10,12 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from model.architectures.config import (
-    JsonConfig,
-    check_epsilon,
-    check_positive,
-    check_token_ids,
-)
+from model.architectures.config import JsonConfig, check_epsilon, check_positive, check_token_ids
 from model.attention import spec_of
 from model.files import ConfigError, read_json
 from model.tensor_spec import Shape, TensorSpec

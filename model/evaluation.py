@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from model.architectures.bounded import longest_text
 from model.architectures.config import Config
+from model.architectures.hybrid import longest_text
 from model.tokenizer import END_OF_TEXT
 
 #: The context that a token may use; see `model.training.evaluate.evaluate`.

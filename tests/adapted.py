@@ -13,8 +13,8 @@ import numpy.typing as npt
 from gguf import GGUFWriter
 from safetensors.numpy import save_file
 
-from model.architectures.llama.config import LlamaConfig
 from model.checkpoint_files import ADAPTER, CONFIG
+from model.families.llama.config import LlamaConfig
 from model.hub.base import BASE, Base, describe, write_base
 from tests.gguf_files import byte_level_vocabulary
 from tests.hybrid_gguf import write_hybrid

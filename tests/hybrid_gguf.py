@@ -11,9 +11,9 @@ from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, TokenType
 from gguf.quants import quantize
 
 from model.architectures.hybrid import BoundedConfig
-from model.architectures.lfm2.config import Lfm2Config
-from model.architectures.llama.config import LlamaConfig
-from model.architectures.qwen35.config import Qwen35Config
+from model.families.lfm2.config import Lfm2Config
+from model.families.llama.config import LlamaConfig
+from model.families.qwen35.config import Qwen35Config
 from tests.gguf_files import Fill, Tensors, finish
 from tests.hybrids import HYBRIDS, theirs
 

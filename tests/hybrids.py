@@ -29,13 +29,14 @@ from transformers import (
 
 from model.architectures.decoder import Decoder
 from model.architectures.hybrid import BoundedConfig
-from model.architectures.lfm2.config import Lfm2Config
-from model.architectures.llama.config import LlamaConfig
 from model.architectures.network import model_of
-from model.architectures.qwen35.config import Qwen35Config
-from model.foreign import lfm2_names, llama_names
+from model.families.lfm2 import read as lfm2_read
+from model.families.lfm2.config import Lfm2Config
+from model.families.llama import read as llama_read
+from model.families.llama.config import LlamaConfig
+from model.families.qwen35.config import Qwen35Config
+from model.families.qwen35.read import folder_names
 from model.foreign.hybrid_names import HybridNames
-from model.foreign.qwen35_names import folder_names
 from model.foreign.renamed import Renamed
 from model.foreign.rotary import Rotary
 
@@ -56,7 +57,7 @@ class Hybrid:
     def names(self) -> HybridNames:
         if self.family == "qwen3_5_text":
             return folder_names("model.")
-        return (lfm2_names if self.family == "lfm2" else llama_names).FOLDER
+        return (lfm2_read if self.family == "lfm2" else llama_read).FOLDER
 
     def build(self) -> PreTrainedModel:
         """Their model, uninitialised."""

@@ -15,8 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from model.architectures.mamba.config import MambaConfig
-from model.architectures.mamba2.config import Mamba2Config
+from model.families.mamba.config import Mamba2Config, MambaConfig
 from tests.model.tokenization.files import sentencepiece_file
 
 Weights = dict[str, npt.NDArray[np.float32]]

@@ -9,7 +9,7 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 from gguf.quants import quantize
 
-from model.architectures.mamba2.config import Mamba2Config
+from model.families.mamba.config import Mamba2Config
 from tests.gguf_files import Fill, Tensors, finish
 from tests.mamba import SHAPES, Config, Weights, drawn
 

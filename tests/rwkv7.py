@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from model.architectures.rwkv7.config import Rwkv7Config
+from model.families.rwkv7.config import Rwkv7Config
+from model.families.rwkv7.read import NATIVE, parts_of
 from model.foreign.renamed import Renamed
-from model.foreign.rwkv7_names import NATIVE, parts_of
 
 Published = dict[str, Tensor]
 

@@ -14,15 +14,15 @@ ROOT = Path(__file__).parent.parent
 #: What `everstream serve` imports on its way to the first token of the native runtime, or may.
 ON_THE_NATIVE_WAY = (
     *("model.config", "model.attention", "model.state", "model.tokenizer", "model.weights"),
-    *("model.checkpoint", "model.foreign.gpt2", "model.foreign.llama"),
+    *("model.checkpoint", "model.foreign.gpt2", "model.families.llama.read"),
     *("model.foreign.flash_linear_attention", "model.native.runtime"),
-    *("model.architectures", "model.architectures.rwkv7.config", "model.foreign.rwkv7"),
+    *("model.architectures", "model.families.rwkv7.config", "model.families.rwkv7.read"),
     *("model.weights.folder", "model.weights.safetensors", "model.weights.torch_file"),
-    *("model.weights.gguf_file", "model.weights.gguf_kinds", "model.weights.gguf_parts"),
+    *("model.weights.gguf_file", "model.weights.gguf_file", "model.weights.gguf_file"),
     "model.tokenization.gguf",
     "model.export.cli",
-    *("model.foreign.rwkv7_gguf", "model.foreign.arwkv7", "model.foreign.arwkv7_gguf"),
-    *("model.foreign.mamba", "model.foreign.mamba_gguf"),
+    *("model.families.rwkv7.gguf", "model.families.arwkv7.read", "model.families.arwkv7.gguf"),
+    *("model.families.mamba.read", "model.families.mamba.gguf"),
     *("server.engine.engine", "server.engine.scheduler", "server.engine.runner"),
     *(
         "server.engine.tables",

@@ -13,18 +13,16 @@ import numpy as np
 import torch
 
 from model.architectures import Config
-from model.architectures.arwkv7.config import Arwkv7Config
 from model.architectures.decoder import Decoder
-from model.architectures.lfm2.config import Lfm2Config
-from model.architectures.llama.config import LlamaConfig
-from model.architectures.llama.layer_plan import LayerPlan
-from model.architectures.mamba.config import MambaConfig
-from model.architectures.mamba2.config import Mamba2Config
 from model.architectures.network import Network, network_class
-from model.architectures.qwen35.config import Qwen35Config
-from model.architectures.rwkv7.config import Rwkv7Config
 from model.checkpoint import Checkpoint, save_checkpoint
 from model.config import ModelConfig
+from model.families.arwkv7.config import Arwkv7Config
+from model.families.lfm2.config import Lfm2Config
+from model.families.llama.config import LayerPlan, LlamaConfig
+from model.families.mamba.config import Mamba2Config, MambaConfig
+from model.families.qwen35.config import Qwen35Config
+from model.families.rwkv7.config import Rwkv7Config
 from model.lm import LanguageModel
 from model.state import StateLayout
 from model.tokenizer import Tokenizer, train_tokenizer

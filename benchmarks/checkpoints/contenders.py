@@ -15,10 +15,10 @@ from benchmarks.decode.models import step_cost
 from benchmarks.decode.native import Native
 from benchmarks.decode.peers import PREFILL_TOKENS, Opened, Point, Steps, Unavailable
 from benchmarks.decode.roofline import ITEM_BYTES, Cost, runtime_dtype
-from model.architectures.bounded import with_past
-from model.architectures.hybrid import HybridConfig
+from model.architectures.hybrid import HybridConfig, with_past
 from model.checkpoint import load_checkpoint
-from model.foreign import lfm2_gguf, qwen35_gguf
+from model.families.lfm2 import gguf as lfm2_gguf
+from model.families.qwen35 import gguf as qwen35_gguf
 from model.native.runtime import Runtime
 from model.weights import Weights, num_parameters
 from model.weights.gguf_file import GgufFile

@@ -16,9 +16,10 @@ from benchmarks.decode.peers import PREFILL_TOKENS, Point
 from benchmarks.decode.roofline import ITEM_BYTES, Cost, matrix_cost
 from benchmarks.process import make_once
 from model.architectures.hybrid import HybridConfig
-from model.architectures.lfm2.config import Lfm2Config
-from model.architectures.qwen35.config import Qwen35Config
-from model.foreign import lfm2_names, qwen35_names
+from model.families.lfm2 import read as lfm2_read
+from model.families.lfm2.config import Lfm2Config
+from model.families.qwen35 import read as qwen35_read
+from model.families.qwen35.config import Qwen35Config
 from model.state import StateLayout
 
 #: Positions of a session, ours and llama.cpp's: the longest past, and what is decoded meanwhile.
@@ -58,7 +59,7 @@ def file_of(folder: Path, size: str, dtype: str) -> Path:
         writer.add_file_type(LlamaFileType[kind])
         _add_vocabulary(writer, config.vocab_size)
         draw = np.random.default_rng(0)
-        names = qwen35_names.GGUF if family == "qwen35" else lfm2_names.GGUF
+        names = qwen35_read.GGUF if family == "qwen35" else lfm2_read.GGUF
         parts, shapes = names.parts_of(config), config.weight_shapes()
         for ours, part in parts.items():
             (key,) = part.keys

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from benchmarks.report import markdown
-from model.architectures.arwkv7.config import Arwkv7Config
-from model.architectures.bounded import with_past
 from model.architectures.config import Config
-from model.architectures.lfm2.config import Lfm2Config
-from model.architectures.mamba.config import MambaConfig
-from model.architectures.mamba2.config import Mamba2Config
-from model.architectures.qwen35.config import Qwen35Config
+from model.architectures.hybrid import with_past
+from model.families.arwkv7.config import Arwkv7Config
+from model.families.lfm2.config import Lfm2Config
+from model.families.mamba.config import Mamba2Config, MambaConfig
+from model.families.qwen35.config import Qwen35Config
 from model.state import StateLayout
 from model.tensor_spec import POSITION_BLOCK
 from model.weights import num_parameters

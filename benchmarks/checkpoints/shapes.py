@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.checkpoints import four_bits
 from benchmarks.process import ROOT, make_once
-from model.architectures.rwkv7.config import Rwkv7Config
+from model.families.rwkv7.config import Rwkv7Config
 from model.tokenization.world import PUBLISHED
 
 VOCABULARY = 65536

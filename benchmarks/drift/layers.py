@@ -9,14 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from model.architectures.network import DTYPES
-from model.architectures.rwkv7 import recurrence
-from model.architectures.rwkv7.config import Rwkv7Config
-from model.architectures.rwkv7.network import Rwkv7
-from model.architectures.rwkv7.recurrence import Recurrence
-from model.architectures.rwkv7.time_mix import TimeMix
 from model.attention import MECHANISMS
 from model.attention.base import Attention, State
 from model.config import ModelConfig
+from model.families.rwkv7 import network as rwkv7_network
+from model.families.rwkv7.config import Rwkv7Config
+from model.families.rwkv7.network import Recurrence, Rwkv7, TimeMix
 from model.lm import LanguageModel
 
 HEAD_DIM = 64
@@ -48,11 +46,11 @@ class Rwkv7Layer(nn.Module):
     def chunk(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
         """[B, T, D]."""
         before = torch.cat([state["time_shift"].to(x.dtype).unsqueeze(1), x[:, :-1]], dim=1)
-        return self._mixed(x, before, state, recurrence.chunk, x[:, -1])
+        return self._mixed(x, before, state, rwkv7_network.chunk, x[:, -1])
 
     def step(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
         """[B, D]."""
-        return self._mixed(x, state["time_shift"].to(x.dtype), state, recurrence.step, x)
+        return self._mixed(x, state["time_shift"].to(x.dtype), state, rwkv7_network.step, x)
 
     def empty_state(self, batch: int, device: torch.device) -> State:
         """Zeros."""

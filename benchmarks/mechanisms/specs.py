@@ -12,10 +12,10 @@ from typing import Any
 from benchmarks.decode.models import own_parameters
 from benchmarks.decode.shapes import matching_width
 from model.architectures.config import Config
-from model.architectures.mamba2.config import Mamba2Config
-from model.architectures.rwkv7.config import Rwkv7Config
 from model.attention import MECHANISMS, spec_of
 from model.config import ConfigError, ModelConfig
+from model.families.mamba.config import Mamba2Config
+from model.families.rwkv7.config import Rwkv7Config
 from model.state import StateLayout
 from model.weights import num_parameters
 

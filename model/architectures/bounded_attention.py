@@ -2,7 +2,7 @@
 
 Grouped queries, rotary positions of the first channels, and where the family has them a norm of
 each query and key, biases, and a sigmoid gate of the output. What the past keeps is
-`model.architectures.bounded`'s, in 16 bits where the state is. A query sees the `SINKS` first
+`model.architectures.hybrid`'s, in 16 bits where the state is. A query sees the `SINKS` first
 positions no farther away than ``farthest``: at a bound as if the text began right before the others
 that it sees.
 """
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.architectures.bounded import SINKS
 from model.architectures.decoder import Mixer
+from model.architectures.hybrid import SINKS
 from model.architectures.network import State
 from model.tensor_spec import POSITION_BLOCK
 

@@ -67,7 +67,7 @@ class Config(Protocol):
 
     @property
     def past(self) -> str:
-        """What happens at the bound: see `model.architectures.bounded`."""
+        """What happens at the bound: see `model.architectures.hybrid`."""
 
     def layer_states(self) -> Sequence[Mapping[str, TensorSpec]]:
         """The state tensors of each layer, in their order in a session's block.

@@ -1,22 +1,161 @@
-"""Configs of families with attention in all or some of their layers, whose past is bounded."""
+"""Configs of families with attention in some layers, whose past is bounded."""
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
-from model.architectures.bounded import check_bound, default_context, past_state
 from model.architectures.config import (
+    Config,
     JsonConfig,
     check_epsilon,
     check_positive,
     check_token_ids,
 )
-from model.architectures.decoder_shapes import attention_shapes, decoder_shapes
 from model.files import ConfigError
-from model.tensor_spec import Shape, TensorSpec
+from model.tensor_spec import POSITION_BLOCK, DType, Shape, TensorSpec
+
+# The past of attention layers under a bound, which the operator states: ``context`` positions.
+#
+# Keys and values of a position have a place each. Where the text has come to the bound, ``past``
+# decides: with "stop" it ends there. With "slide" the first `SINKS` positions stay and every
+# further one takes the place of the oldest other, so that a text has no end (Xiao et al. 2023,
+# "Efficient Streaming Language Models with Attention Sinks", arXiv 2309.17453).
+
+
+#: Positions at the beginning of a text that never lose their place.
+SINKS = 4
+#: Of keys and values.
+PAST_DTYPE: DType = "float16"
+#: What happens at the bound.
+PASTS = ("stop", "slide")
+#: The smallest bound: a block of which the sinks leave most.
+MIN_CONTEXT = 2 * POSITION_BLOCK
+
+
+class Bounded(Protocol):
+    """The fields of a config whose state is bounded and not constant."""
+
+    @property
+    def max_context(self) -> int:
+        """The longest text that the model was made for."""
+
+    @property
+    def context(self) -> int: ...
+    @property
+    def past(self) -> str: ...
+
+
+C = TypeVar("C", bound=Config)
+
+
+def with_past(config: C, context: int, past: str) -> C:
+    """``config`` with another bound, rounded up to whole blocks; for a config that has one."""
+    context = -(-context // POSITION_BLOCK) * POSITION_BLOCK
+    return dataclasses.replace(config, context=context, past=past)  # type: ignore[type-var]
+
+
+def longest_text(config: Config) -> int | None:
+    """Tokens that a text may have; None where there is no bound."""
+    return config.context if config.context and config.past == "stop" else None
+
+
+def check_bound(config: Bounded) -> None:
+    """Raises `ConfigError` where ``context`` or ``past`` is not a possible one."""
+    context = config.context
+    if type(context) is not int or context < MIN_CONTEXT or context % POSITION_BLOCK:
+        raise ConfigError(
+            f"context must be a multiple of {POSITION_BLOCK} and at least {MIN_CONTEXT},"
+            f" not {context!r}"
+        )
+    if config.past not in PASTS:
+        raise ConfigError(f"past must be {' or '.join(map(repr, PASTS))}, not {config.past!r}")
+
+
+def default_context(max_context: int) -> int:
+    """The bound of a model whose operator states none: the model's own, in whole blocks."""
+    return max(MIN_CONTEXT, max_context // POSITION_BLOCK * POSITION_BLOCK)
+
+
+def place_of(position: int, context: int) -> int:
+    """The place of ``position``: its own, or beyond the bound that of the oldest other."""
+    if position < context:
+        return position
+    return SINKS + (position - SINKS) % (context - SINKS)
+
+
+def past_state(
+    context: int, num_heads: int, head_dim: int, per_position: bool = True
+) -> dict[str, TensorSpec]:
+    """Keys [blocks, H, F, positions] and values [blocks, H, positions, F] of an attention layer.
+
+    Keys are turned, so that the scores of all positions of a block are computed side by side.
+    ``per_position``: whether a short text uses a part of it alone.
+    """
+    blocks, size = context // POSITION_BLOCK, POSITION_BLOCK
+    return {
+        "k": TensorSpec((blocks, num_heads, head_dim, size), PAST_DTYPE, per_position),
+        "v": TensorSpec((blocks, num_heads, size, head_dim), PAST_DTYPE, per_position),
+    }
+
+
+# The names and shapes of the weights of `model.architectures.decoder`, known without torch.
+
+
+def decoder_shapes(
+    config: Config, mixers: Sequence[dict[str, Shape]], tied: bool
+) -> dict[str, Shape]:
+    """The weights of a decoder of ``config`` whose mixers have these weights, by their names.
+
+    A block has an MLP where the config has an ``intermediate_size``.
+    """
+    width, size = config.hidden_size, config.vocab_size
+    inner: int = getattr(config, "intermediate_size", 0)
+    shapes: dict[str, Shape] = {"embedding.weight": (size, width), "norm.weight": (width,)}
+    if not tied:
+        shapes["head.weight"] = (size, width)
+    for layer, mixer in enumerate(mixers):
+        block: dict[str, Shape] = {"mixer_norm.weight": (width,)}
+        block |= {f"mixer.{name}": shape for name, shape in mixer.items()}
+        if inner:
+            block |= {"mlp_norm.weight": (width,), "mlp.down.weight": (width, inner)}
+            block |= {f"mlp.{name}.weight": (inner, width) for name in ("gate", "up")}
+        shapes |= {f"blocks.{layer}.{name}": shape for name, shape in block.items()}
+    return shapes
+
+
+def attention_shapes(
+    width: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    *,
+    gated: bool = False,
+    qk_norm: bool = True,
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+) -> dict[str, Shape]:
+    """The weights of `model.architectures.bounded_attention`, by their names in a mixer.
+
+    With a gate each head has its rows after the query's.
+    """
+    rows = dict.fromkeys("qkv", num_kv_heads * head_dim)
+    rows["q"] = num_heads * head_dim * (2 if gated else 1)
+    shapes: dict[str, Shape] = {f"{name}.weight": (num, width) for name, num in rows.items()}
+    shapes["out.weight"] = (width, num_heads * head_dim)
+    if qkv_bias:
+        shapes |= {f"{name}.bias": (num,) for name, num in rows.items()}
+    if out_bias:
+        shapes["out.bias"] = (width,)
+    if qk_norm:
+        shapes |= {"q_norm.weight": (head_dim,), "k_norm.weight": (head_dim,)}
+    return shapes
+
+
+# Configs of families with attention in all or some of their layers, whose past is bounded.
 
 
 class BoundedConfig(JsonConfig, ABC):
@@ -40,7 +179,7 @@ class BoundedConfig(JsonConfig, ABC):
     eos_token_id: int
     #: The longest text that the model was made for.
     max_context: int
-    #: See `model.architectures.bounded`; 0 becomes the default. Without attention it is 0.
+    #: See `model.architectures.hybrid`; 0 becomes the default. Without attention it is 0.
     context: int
     past: str
 

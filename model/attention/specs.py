@@ -1,10 +1,225 @@
-"""The mechanisms' specs: their options, and where their state and weights are written down."""
+"""The mechanisms without tensors: their options, their states and their weights' shapes."""
 
 from __future__ import annotations
 
-from model.attention import state_specs, weight_shapes
-from model.attention.spec import AttentionConfig, Option, Options, Spec, key_dim, num_features
+from model.attention.spec import (
+    AttentionConfig,
+    Option,
+    Options,
+    Spec,
+    key_dim,
+    num_features,
+    qkv_rows,
+)
 from model.files import ConfigError
+from model.tensor_spec import DType, Shape, TensorSpec
+
+# The state of one layer of each mechanism, by the formulas of their own files.
+#
+# H heads, K key features and V = ``head_dim`` value features per head, F features
+# of a map. The state of a convolution is added by `model.attention.spec.Spec`.
+
+
+State = dict[str, TensorSpec]
+
+
+def _sums(config: AttentionConfig, features: int, dtype: DType = "float32") -> State:
+    return {"S": _per_head(config, features, config.head_dim, dtype=dtype)}
+
+
+def _per_head(config: AttentionConfig, *shape: int, dtype: DType = "float32") -> TensorSpec:
+    return TensorSpec((config.num_attention_heads, *shape), dtype)
+
+
+def linear_state(config: AttentionConfig, options: Options) -> State:
+    """S [H, K, V] and, for a sum of the weights, z [H, K]; float64 because nothing decays."""
+    state = _linear_state(config, num_features(config, options))
+    if options["denominator"] == "tokens":
+        del state["z"]
+    return state
+
+
+def taylor_state(config: AttentionConfig, options: Options) -> State:
+    """As `linear_state` with one feature more, and those of each two channels for order 2."""
+    dim = key_dim(config, options)
+    pairs = dim * (dim + 1) // 2 if options["order"] == 2 else 0
+    return linear_state(config, {**options, "features": 1 + dim + pairs})
+
+
+def _linear_state(config: AttentionConfig, features: int) -> State:
+    z = _per_head(config, features, dtype="float64")
+    return {**_sums(config, features, "float64"), "z": z}
+
+
+def exponential_state(config: AttentionConfig, options: Options) -> State:
+    """Exponential features: S [H, F, V] and z [H, F] relative to max [H, F]."""
+    features = num_features(config, options)
+    return {**_linear_state(config, features), "max": _per_head(config, features)}
+
+
+def soft_vq_state(config: AttentionConfig, options: Options) -> State:
+    """As `exponential_state`, one feature per codeword."""
+    return exponential_state(config, {"features": options["codewords"]})
+
+
+def window_linear_state(config: AttentionConfig, options: Options) -> State:
+    """A window of keys and values [W, H, K], and `exponential_state` of older ones if kept."""
+    ring = TensorSpec((options["window"], config.num_attention_heads, config.head_dim))
+    older = exponential_state(config, options) if options["older"] == "linear" else {}
+    return {"k": ring, "v": ring, **older}
+
+
+def vq_state(config: AttentionConfig, options: Options) -> State:
+    """Codes and values of the window; counts and sums per codeword of what left it."""
+    heads, dim, num_codes = config.num_attention_heads, config.head_dim, options["codewords"]
+    return {
+        "code": TensorSpec((options["window"], heads), "int64"),
+        "v": TensorSpec((options["window"], heads, dim)),
+        "count": _per_head(config, num_codes, dtype="int64"),
+        "sum": _per_head(config, num_codes, dim, dtype="float64"),
+    }
+
+
+def cosformer_state(config: AttentionConfig, options: Options) -> State:
+    """S [H, 2K, V] and z [H, 2K] of this epoch and of the one before it."""
+    s = _per_head(config, 2 * config.head_dim, config.head_dim)
+    z = _per_head(config, 2 * config.head_dim)
+    return {"S": s, "z": z, "S_before": s, "z_before": z}
+
+
+def decayed_state(config: AttentionConfig, options: Options) -> State:
+    """S [H, K, V]."""
+    return _sums(config, key_dim(config, options))
+
+
+def normed_state(config: AttentionConfig, options: Options) -> State:
+    """S [H, K, V], float64 because nothing decays."""
+    return _sums(config, key_dim(config, options), "float64")
+
+
+def softmax_state(config: AttentionConfig, options: Options) -> State:
+    """The cache of an empty text."""
+    empty = _per_head(config, 0, config.head_dim)
+    return {"k": empty, "v": empty}
+
+
+# The weights of one layer of each mechanism, by name, as a checkpoint holds them.
+#
+# H heads, K key features and V = ``head_dim`` value features per head, F features
+# of a map, D model width.
+
+
+Weights = dict[str, Shape]
+
+
+def heads_weights(config: AttentionConfig, options: Options) -> Weights:
+    """``qkv`` [H (2 K + V), D] and ``out`` [D, H V], and what the options of all add."""
+    rows, width = qkv_rows(config, options), config.num_attention_heads * config.head_dim
+    shapes: Weights = {
+        "qkv.weight": (rows, config.hidden_size),
+        "out.weight": (config.hidden_size, width),
+    }
+    if config.attention_bias:
+        shapes |= {"qkv.bias": (rows,), "out.bias": (config.hidden_size,)}
+    if options["conv_size"]:
+        shapes["conv_weight"] = (rows, options["conv_size"])
+    if options["gate"]:
+        shapes["gate.weight"] = (width, config.hidden_size)
+    if options.get("norm", True):
+        shapes["norm_weight"] = (config.head_dim,)
+    return shapes
+
+
+def gated_weights(config: AttentionConfig, options: Options) -> Weights:
+    """A decay of low rank per channel."""
+    keys = config.num_attention_heads * key_dim(config, options)
+    return {
+        **heads_weights(config, options),
+        "decay_down.weight": (options["decay_rank"], config.hidden_size),
+        "decay_up.weight": (keys, options["decay_rank"]),
+        "decay_up.bias": (keys,),
+    }
+
+
+def delta_weights(config: AttentionConfig, options: Options) -> Weights:
+    """A gate beta per head and, where there is one, a decay per head or per channel."""
+    heads, keys = config.num_attention_heads, key_dim(config, options)
+    shapes = heads_weights(config, options)
+    shapes["beta.weight"] = (heads, config.hidden_size)
+    if options["channel_decay"]:
+        shapes |= {
+            "decay_down.weight": (keys, config.hidden_size),
+            "decay_up.weight": (heads * keys, keys),
+            "decay_up.bias": (heads * keys,),
+        }
+    elif options["decay"]:
+        shapes |= {"decay.weight": (heads, config.hidden_size), "decay.bias": (heads,)}
+    if options["decay"]:
+        shapes["decay_log"] = (heads,)
+    return shapes
+
+
+def dijiang_weights(config: AttentionConfig, options: Options) -> Weights:
+    """A weight per frequency, learned for each head or drawn once for all."""
+    dim = config.head_dim
+    weights: Weights = {"frequency_weight": (config.num_attention_heads, dim)}
+    if options["published"]:
+        weights = {"frequency_draw": (dim,)}
+    return {**heads_weights(config, options), **weights}
+
+
+def normed_weights(config: AttentionConfig, options: Options) -> Weights:
+    """The affine maps of map "product"."""
+    shapes, keys = heads_weights(config, options), key_dim(config, options)
+    if options["map"] == "product":
+        for name in ("q_map", "k_map"):
+            shapes[f"{name}.both.weight"] = (2 * keys, keys)
+            shapes[f"{name}.both.bias"] = (2 * keys,)
+    return shapes
+
+
+def projected_weights(config: AttentionConfig, options: Options) -> Weights:
+    """A projection [H, F, K] of random features."""
+    shape = (config.num_attention_heads, num_features(config, options), config.head_dim)
+    return {**heads_weights(config, options), "projection": shape}
+
+
+def performer_weights(config: AttentionConfig, options: Options) -> Weights:
+    """As `projected_weights`; a row gives two features where both its signs are taken."""
+    features = num_features(config, options)
+    rows = features // 2 if options["map"] == "hyperbolic" else features
+    return projected_weights(config, {**options, "features": rows})
+
+
+def window_linear_weights(config: AttentionConfig, options: Options) -> Weights:
+    """As `projected_weights`, where something is kept of older tokens."""
+    kept = options["older"] == "linear"
+    return (projected_weights if kept else heads_weights)(config, options)
+
+
+def soft_vq_weights(config: AttentionConfig, options: Options) -> Weights:
+    """A codebook [H, C, K] and its priors [H, C]."""
+    heads, num_codes = config.num_attention_heads, options["codewords"]
+    return {
+        **heads_weights(config, options),
+        "codebook": (heads, num_codes, config.head_dim),
+        "log_prior": (heads, num_codes),
+    }
+
+
+def vq_weights(config: AttentionConfig, options: Options) -> Weights:
+    """A codebook [H, C, K], how much each codeword is used, and a bias per distance."""
+    heads, num_codes = config.num_attention_heads, options["codewords"]
+    return {
+        **heads_weights(config, options),
+        "codebook": (heads, num_codes, config.head_dim),
+        "ema_count": (heads, num_codes),
+        "bias": (heads, options["window"]),
+    }
+
+
+# The mechanisms' specs: their options, and where their state and weights are written down.
+
 
 WIDTH = (1, 65536)
 #: 0 leaves the choice to the model's own width.
@@ -89,14 +304,14 @@ def check_horizon(config: AttentionConfig, options: Options) -> None:
 
 
 LINEAR = Spec(
-    state_specs.linear_state,
-    weight_shapes.heads_weights,
+    linear_state,
+    heads_weights,
     {**PLAIN, **ROTARY, "rotary": Option("none", ("none", "before", "after")), **DENOMINATOR},
     rules=(check_rotary,),
 )
 COSINE = Spec(
-    state_specs.taylor_state,
-    weight_shapes.heads_weights,
+    taylor_state,
+    heads_weights,
     {
         **PLAIN,
         **ROTARY,
@@ -108,28 +323,28 @@ COSINE = Spec(
     rules=(check_order, check_rotary),
 )
 EFFICIENT = Spec(
-    state_specs.exponential_state,
-    weight_shapes.heads_weights,
+    exponential_state,
+    heads_weights,
     {**PLAIN, **ROTARY, "denominator": Option("feature", ("feature", "weights"))},
     rules=(check_rotary,),
 )
 RBF = Spec(
-    state_specs.exponential_state,
-    weight_shapes.projected_weights,
+    exponential_state,
+    projected_weights,
     {**PLAIN, **ROTARY, **PROJECTION},
     rules=(check_rotary,),
     buffers=fixed_projection,
 )
 PERFORMER = Spec(
-    state_specs.exponential_state,
-    weight_shapes.performer_weights,
+    exponential_state,
+    performer_weights,
     {**RBF.options, "map": Option("favor", ("favor", "simplified", "hyperbolic", "relu"))},
     rules=(check_rotary, check_pairs),
     buffers=fixed_projection,
 )
 SOFT_VQ = Spec(
-    state_specs.soft_vq_state,
-    weight_shapes.soft_vq_weights,
+    soft_vq_state,
+    soft_vq_weights,
     {
         **PLAIN,
         **ROTARY,
@@ -140,8 +355,8 @@ SOFT_VQ = Spec(
     rules=(check_rotary,),
 )
 VQ = Spec(
-    state_specs.vq_state,
-    weight_shapes.vq_weights,
+    vq_state,
+    vq_weights,
     {
         **PLAIN,
         "codewords": Option(64, WIDTH),
@@ -152,21 +367,21 @@ VQ = Spec(
     buffers=lambda options: ("codebook", "ema_count"),
 )
 COSFORMER = Spec(
-    state_specs.cosformer_state,
-    weight_shapes.heads_weights,
+    cosformer_state,
+    heads_weights,
     {**PLAIN, "horizon": Option(4096, (2, 2**20))},
     rules=(check_horizon,),
 )
 DIJIANG = Spec(
-    state_specs.decayed_state,
-    weight_shapes.dijiang_weights,
+    decayed_state,
+    dijiang_weights,
     {**PARTS, "gate": Option(True), "published": Option(False)},
     rules=(check_published,),
     buffers=lambda options: ("frequency_draw",) if options["published"] else (),
 )
 RETNET = Spec(
-    state_specs.decayed_state,
-    weight_shapes.heads_weights,
+    decayed_state,
+    heads_weights,
     {
         **PARTS,
         "gate": Option(True),
@@ -176,8 +391,8 @@ RETNET = Spec(
     rules=(check_rotary,),
 )
 WINDOW_LINEAR = Spec(
-    state_specs.window_linear_state,
-    weight_shapes.window_linear_weights,
+    window_linear_state,
+    window_linear_weights,
     {
         **PLAIN,
         **ROTARY,
@@ -189,8 +404,8 @@ WINDOW_LINEAR = Spec(
     rules=(check_rotary, check_older),
 )
 NORMED = Spec(
-    state_specs.normed_state,
-    weight_shapes.normed_weights,
+    normed_state,
+    normed_weights,
     {
         **PARTS,
         "map": Option("product", ("product", "elu", "relu", "identity")),
@@ -198,8 +413,8 @@ NORMED = Spec(
     },
 )
 GATED = Spec(
-    state_specs.decayed_state,
-    weight_shapes.gated_weights,
+    decayed_state,
+    gated_weights,
     {
         **CONVOLVED_GATED,
         "decay_rank": Option(16, WIDTH),
@@ -207,8 +422,8 @@ GATED = Spec(
     },
 )
 DELTA = Spec(
-    state_specs.decayed_state,
-    weight_shapes.delta_weights,
+    decayed_state,
+    delta_weights,
     {
         **CONVOLVED_GATED,
         "decay": Option(True),
@@ -219,8 +434,8 @@ DELTA = Spec(
     rules=(check_channel_decay,),
 )
 SOFTMAX = Spec(
-    state_specs.softmax_state,
-    weight_shapes.heads_weights,
+    softmax_state,
+    heads_weights,
     {**PLAIN, **ROTARY, "rotary": Option("before", ("none", "before"))},
     rules=(check_rotary,),
     constant_state=False,

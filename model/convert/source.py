@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from model.architectures.llama.config import LlamaConfig
 from model.architectures.network import model_of
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
+from model.families.llama.config import LlamaConfig
 from model.files import ConfigError
 from model.lm import LanguageModel
 from model.weights import Array, Weights

@@ -17,14 +17,7 @@ from model.foreign.gguf_source import BOS, EOS
 from model.tokenization import world
 from model.tokenization.base import TokenizerError
 from model.tokenization.cuts import CUTS
-from model.tokenization.gguf import (
-    CONTROL,
-    NORMAL,
-    UNUSED,
-    USER_DEFINED,
-    escaped,
-    read_gguf_codec,
-)
+from model.tokenization.gguf import CONTROL, NORMAL, UNUSED, USER_DEFINED, escaped, read_gguf_codec
 from model.tokenizer import Tokenizer
 
 _PREFIX = "tokenizer.ggml."

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from model.architectures.hybrid import HybridConfig
-from model.architectures.lfm2.config import Lfm2Config
-from model.architectures.qwen35.config import Qwen35Config
 from model.checkpoint import Checkpoint
 from model.export.hf_folder import write_folder
 from model.export.published import published, with_middle_axis
-from model.foreign import lfm2, qwen35
-from model.foreign.lfm2_names import FOLDER
-from model.foreign.qwen35_names import folder_names
+from model.families.lfm2 import read as lfm2_read
+from model.families.lfm2.config import Lfm2Config
+from model.families.lfm2.read import FOLDER
+from model.families.qwen35 import read as qwen35_read
+from model.families.qwen35.config import Qwen35Config
+from model.families.qwen35.read import folder_names
 
 
 def write_qwen35(folder: Path, checkpoint: Checkpoint, dtype: str) -> None:
@@ -44,7 +45,7 @@ def _qwen35_config(config: Qwen35Config, dtype: str) -> dict[str, Any]:
     return {
         "architectures": ["Qwen3_5ForCausalLM"],
         "model_type": "qwen3_5_text",
-        **_shared(config, dtype, qwen35.KINDS),
+        **_shared(config, dtype, qwen35_read.KINDS),
         "attention_bias": False,
         "hidden_act": "silu",
         "linear_conv_kernel_dim": config.conv_size,
@@ -67,7 +68,7 @@ def _lfm2_config(config: Lfm2Config, dtype: str) -> dict[str, Any]:
     return {
         "architectures": ["Lfm2ForCausalLM"],
         "model_type": "lfm2",
-        **_shared(config, dtype, lfm2.KINDS),
+        **_shared(config, dtype, lfm2_read.KINDS),
         "block_auto_adjust_ff_dim": False,
         "conv_L_cache": config.conv_size,
         "conv_bias": False,

@@ -13,15 +13,16 @@ import numpy as np
 from gguf import GGUFType, GGUFWriter
 
 from model.architectures.hybrid import BoundedConfig, HybridConfig
-from model.architectures.lfm2.config import Lfm2Config
-from model.architectures.qwen35.config import Qwen35Config
 from model.checkpoint import Checkpoint, CheckpointError
 from model.export.gguf_tensors import Planned, add_dtype, write_tensors
 from model.export.gguf_vocabulary import add_vocabulary
 from model.export.hybrid import rope_sections
 from model.export.published import published
-from model.foreign import lfm2_names, qwen35_names
-from model.foreign.qwen35_gguf import CHANNELS, COLUMNS, HEADS
+from model.families.lfm2 import read as lfm2_read
+from model.families.lfm2.config import Lfm2Config
+from model.families.qwen35 import read as qwen35_read
+from model.families.qwen35.config import Qwen35Config
+from model.families.qwen35.gguf import CHANNELS, COLUMNS, HEADS
 from model.weights import Array
 
 
@@ -44,7 +45,7 @@ def write_gguf(path: Path, checkpoint: Checkpoint, dtype: str) -> None:
         _add_lfm2(writer, config)
     add_dtype(writer, dtype)
     add_vocabulary(writer, checkpoint)
-    parts = (qwen35_names if is_qwen else lfm2_names).GGUF.parts_of(config)
+    parts = (qwen35_read if is_qwen else lfm2_read).GGUF.parts_of(config)
     shapes = config.weight_shapes()
     planned = [
         Planned(part.keys[0], shapes[ours], ours.endswith(".conv")) for ours, part in parts.items()
@@ -101,7 +102,7 @@ def _add_lfm2(writer: GGUFWriter, config: Lfm2Config) -> None:
 def _in_order(
     tensors: Iterator[tuple[str, Array]], config: HybridConfig
 ) -> Iterator[tuple[str, Array]]:
-    """With value heads in the order of the file: see `model.foreign.qwen35_gguf`."""
+    """With value heads in the order of the file: see `model.families.qwen35.gguf`."""
     if not isinstance(config, Qwen35Config) or config.num_key_heads == config.num_value_heads:
         yield from tensors
         return

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from model.architectures.llama.config import LlamaConfig
 from model.checkpoint import Checkpoint, CheckpointError
 from model.export.hf_folder import write_folder
 from model.export.published import published
-from model.foreign.llama_names import FOLDER
+from model.families.llama.config import LlamaConfig
+from model.families.llama.read import FOLDER
 from model.foreign.rotary import SCALINGS, Rotary
 
 CLASSES = {

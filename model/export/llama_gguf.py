@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFWriter
 
-from model.architectures.llama.config import LlamaConfig
 from model.checkpoint import Checkpoint, CheckpointError
 from model.export.gguf_tensors import Planned, add_dtype, write_tensors
 from model.export.gguf_vocabulary import add_vocabulary
 from model.export.hybrid_gguf import add_sizes
 from model.export.llama import family_of
 from model.export.published import published
-from model.foreign.llama_gguf import FACTORS, KINDS, unrotated_layers
-from model.foreign.llama_names import GGUF
+from model.families.llama.config import LlamaConfig
+from model.families.llama.gguf import FACTORS, KINDS, unrotated_layers
+from model.families.llama.read import GGUF
 from model.weights import Array
 
 

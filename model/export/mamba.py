@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from model.architectures.mamba2.config import Mamba2Config
 from model.checkpoint import Checkpoint, CheckpointError
 from model.export.hf_folder import write_folder
 from model.export.mamba_family import MambaFamily, config_of
 from model.export.published import published, with_middle_axis
-from model.foreign.mamba_names import folder_names
+from model.families.mamba.config import Mamba2Config
+from model.families.mamba.read import folder_names
 
 
 def write_hf(folder: Path, checkpoint: Checkpoint, dtype: str) -> None:

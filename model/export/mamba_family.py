@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from model.architectures.mamba.config import MambaConfig
-from model.architectures.mamba2.config import Mamba2Config
 from model.checkpoint import Checkpoint
+from model.families.mamba.config import Mamba2Config, MambaConfig
 
 MambaFamily = MambaConfig | Mamba2Config
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from gguf import GGUFType, GGUFWriter
 
-from model.architectures.mamba2.config import Mamba2Config
 from model.checkpoint import Checkpoint, CheckpointError
 from model.export.gguf_tensors import Planned, add_dtype, write_tensors
 from model.export.gguf_vocabulary import add_vocabulary
 from model.export.mamba_family import MambaFamily, config_of
 from model.export.published import published
 from model.export.rwkv7_tensors import refuse_others
-from model.foreign.mamba_names import GGUF
+from model.families.mamba.config import Mamba2Config
+from model.families.mamba.read import GGUF
 from model.tensor_spec import Shape
 
 #: What llama.cpp's converter writes for a model whose context has no end.

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from model.architectures.rwkv7.config import Rwkv7Config
 from model.checkpoint import Checkpoint, CheckpointError, save_tokenizer
 from model.export.hf_folder import of_dtype, write_folder
 from model.export.rwkv7_tensors import config_of, published, refuse_others
-from model.foreign.rwkv7_names import FLA, NATIVE
-from model.foreign.rwkv7_state import time_states
+from model.families.rwkv7.config import Rwkv7Config
+from model.families.rwkv7.read import FLA, NATIVE
+from model.families.rwkv7.tuned import time_states
 from model.state import StateLayout
 
 GROUP_NORM_EPS, NORM_EPS = 64e-5, 1e-5

@@ -13,15 +13,15 @@ from pathlib import Path
 
 from gguf import GGUFType, GGUFWriter
 
-from model.architectures.rwkv7.chat import NAME, TEMPLATE
-from model.architectures.rwkv7.config import Rwkv7Config
 from model.chat.template import PLAIN
 from model.checkpoint import GGUF_TEMPLATE, Checkpoint
 from model.export.gguf_tensors import Planned, add_dtype, add_values, write_tensors
 from model.export.gguf_vocabulary import vocabulary
 from model.export.rwkv7_tensors import config_of, published, refuse_others
-from model.foreign.rwkv7_gguf import BOS, EOS, GROUP_NORM_EPS
-from model.foreign.rwkv7_names import GGUF, parts_of
+from model.families.rwkv7.chat import NAME, TEMPLATE
+from model.families.rwkv7.config import Rwkv7Config
+from model.families.rwkv7.gguf import BOS, EOS, GROUP_NORM_EPS
+from model.families.rwkv7.read import GGUF, parts_of
 from model.tensor_spec import Shape
 from model.weights import Array
 

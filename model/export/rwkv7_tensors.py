@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from model.architectures.rwkv7.config import Rwkv7Config
 from model.checkpoint import Checkpoint, CheckpointError
+from model.families.rwkv7.config import Rwkv7Config
+from model.families.rwkv7.read import NATIVE, Names, parts_of
 from model.foreign.renamed import Part
-from model.foreign.rwkv7_names import NATIVE, Names, parts_of
 from model.weights import Array
 
 

@@ -43,7 +43,7 @@ MISTRAL_BOS = 1
 READERS: dict[str, tuple[str, str]] = {
     "gpt2": ("model.foreign.gpt2", "read_gpt2"),
     **{
-        name: ("model.foreign.llama", f"read_{name}")
+        name: ("model.families.llama.read", f"read_{name}")
         for name in ("llama", "qwen2", "qwen3", "smollm3")
     },
     "gla": ("model.foreign.flash_linear_attention", "read_gla"),
@@ -51,19 +51,19 @@ READERS: dict[str, tuple[str, str]] = {
     "linear_attn": ("model.foreign.flash_linear_attention", "read_linear_attn"),
     "gated_deltanet": ("model.foreign.flash_linear_attention", "read_gated_deltanet"),
     "delta_net": ("model.foreign.flash_linear_attention", "read_delta_net"),
-    "rwkv7": ("model.foreign.rwkv7", "read_rwkv7"),
-    "rwkv7_native": ("model.foreign.rwkv7", "read_rwkv7"),
-    "rwkv7_hf_adapter": ("model.foreign.rwkv7", "read_rwkv7"),
-    "rwkv_hybrid": ("model.foreign.arwkv7", "read_arwkv7"),
-    "rwkv": ("model.foreign.rwkv7", "read_rwkv7"),  # if `refuse_config` lets it pass
-    "qwen3_5": ("model.foreign.qwen35", "read_qwen35"),
-    "qwen3_5_text": ("model.foreign.qwen35", "read_qwen35"),
-    "lfm2": ("model.foreign.lfm2", "read_lfm2"),
-    "mamba": ("model.foreign.mamba", "read_mamba"),
-    "falcon_mamba": ("model.foreign.mamba", "read_mamba"),
-    "mamba2": ("model.foreign.mamba", "read_mamba2"),
-    STATE_SPACES: ("model.foreign.mamba", "read_state_spaces"),
-    MISTRAL: ("model.foreign.mamba", "read_mistral"),
+    "rwkv7": ("model.families.rwkv7.read", "read_rwkv7"),
+    "rwkv7_native": ("model.families.rwkv7.read", "read_rwkv7"),
+    "rwkv7_hf_adapter": ("model.families.rwkv7.read", "read_rwkv7"),
+    "rwkv_hybrid": ("model.families.arwkv7.read", "read_arwkv7"),
+    "rwkv": ("model.families.rwkv7.read", "read_rwkv7"),  # if `refuse_config` lets it pass
+    "qwen3_5": ("model.families.qwen35.read", "read_qwen35"),
+    "qwen3_5_text": ("model.families.qwen35.read", "read_qwen35"),
+    "lfm2": ("model.families.lfm2.read", "read_lfm2"),
+    "mamba": ("model.families.mamba.read", "read_mamba"),
+    "falcon_mamba": ("model.families.mamba.read", "read_mamba"),
+    "mamba2": ("model.families.mamba.read", "read_mamba2"),
+    STATE_SPACES: ("model.families.mamba.read", "read_state_spaces"),
+    MISTRAL: ("model.families.mamba.read", "read_mistral"),
 }
 
 #: The functions that look at no tensor's numbers but those of a head that is also the embedding.
@@ -75,15 +75,15 @@ _BY_SHAPES = (
 
 #: ``general.architecture`` of GGUF -> (module, function).
 GGUF_READERS = {
-    "rwkv7": ("model.foreign.rwkv7_gguf", "read_gguf"),
-    "arwkv7": ("model.foreign.arwkv7_gguf", "read_gguf"),
-    "qwen35": ("model.foreign.qwen35_gguf", "read_gguf"),
-    "lfm2": ("model.foreign.lfm2_gguf", "read_gguf"),
+    "rwkv7": ("model.families.rwkv7.gguf", "read_gguf"),
+    "arwkv7": ("model.families.arwkv7.gguf", "read_gguf"),
+    "qwen35": ("model.families.qwen35.gguf", "read_gguf"),
+    "lfm2": ("model.families.lfm2.gguf", "read_gguf"),
     **dict.fromkeys(
-        ("llama", "qwen2", "qwen3", "smollm3"), ("model.foreign.llama_gguf", "read_gguf")
+        ("llama", "qwen2", "qwen3", "smollm3"), ("model.families.llama.gguf", "read_gguf")
     ),
-    "mamba": ("model.foreign.mamba_gguf", "read_gguf"),
-    "mamba2": ("model.foreign.mamba_gguf", "read_gguf"),
+    "mamba": ("model.families.mamba.gguf", "read_gguf"),
+    "mamba2": ("model.families.mamba.gguf", "read_gguf"),
 }
 #: Those whose attention has a bounded past.
 WITH_ATTENTION = ("qwen35", "lfm2", "llama", "qwen2", "qwen3", "smollm3")

@@ -105,7 +105,7 @@ def _check(room: Path, first: HubFile, is_folder: bool) -> None:
         config, _ = foreign.read_gguf(file, path.name)
         read_gguf_codec(file.metadata, file.arrays, config.vocab_size)
     else:
-        from model.foreign.rwkv7 import open_native, read_native
+        from model.families.rwkv7.read import open_native, read_native
 
         read_native(open_native(path), path.name)
 

@@ -22,7 +22,7 @@ from model.hub.listing import HubFile, several
 from model.hub.names import COMMIT, HubName, is_safe_path
 from model.weights import FORMS, CheckpointError
 from model.weights.folder import weight_files
-from model.weights.gguf_parts import is_first_part, part_paths
+from model.weights.gguf_file import is_first_part, part_paths
 
 _FOLDER = re.compile(r"models--(?P<owner>[\w.-]+?)--(?P<name>[\w.-]+)", re.ASCII)
 INCOMPLETE = ".incomplete"

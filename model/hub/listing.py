@@ -18,7 +18,7 @@ from model.hub.names import HubName
 from model.tokenization.ends import GENERATION_CONFIG
 from model.tokenizer import FILES as TOKENIZER_FILES
 from model.weights import FORMS, WEIGHTS, CheckpointError
-from model.weights.gguf_parts import is_first_part, part_names
+from model.weights.gguf_file import is_first_part, part_names
 
 #: Small files next to the weights.
 COMPANIONS = (*CONFIGS, GENERATION_CONFIG, *TOKENIZER_FILES, *chat_template.FILES)

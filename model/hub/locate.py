@@ -11,7 +11,7 @@ from model.checkpoint_files import ADAPTER, CONFIG, CONFIGS, PARAMS, is_model_fi
 from model.hub.base import has_base
 from model.hub.names import parse_name
 from model.weights import FORMS, WEIGHTS, CheckpointError
-from model.weights.gguf_parts import is_first_part
+from model.weights.gguf_file import is_first_part
 
 #: Begins the names of GGUF files that see images, next to the model.
 _NO_MODEL = "mmproj"

@@ -27,7 +27,7 @@ from model.hub.cache import (
 from model.hub.names import MAIN, HubName, parse_name
 from model.weights import CheckpointError
 from model.weights.folder import weight_files
-from model.weights.gguf_parts import part_names
+from model.weights.gguf_file import part_names
 
 #: The forms of an adapter, with its base on disk and without.
 ADAPTED, NOT_PULLED = "adapter", "not pulled"
@@ -133,7 +133,7 @@ def _family(folder: Path) -> str | None:
 
 def _family_of_file(path: Path) -> str | None:
     """The same for a single file, of which only the list of tensors is read."""
-    from model.foreign.rwkv7 import open_native, read_native
+    from model.families.rwkv7.read import open_native, read_native
     from model.weights.gguf_file import GgufFile
 
     try:

@@ -6,20 +6,17 @@ Sizes of matrices are not options: the module takes them from the weights that t
 from __future__ import annotations
 
 from model.architectures import ARCHITECTURES, load_class
-from model.architectures.arwkv7.config import Arwkv7Config
-from model.architectures.bounded import SINKS
 from model.architectures.config import Config
-from model.architectures.hybrid import BoundedConfig
-from model.architectures.lfm2.config import Lfm2Config
-from model.architectures.llama.config import LlamaConfig
-from model.architectures.llama.layer_plan import FARS
-from model.architectures.mamba.config import MambaConfig
-from model.architectures.mamba2.config import Mamba2Config
-from model.architectures.qwen35.config import Qwen35Config
-from model.architectures.rwkv7.config import Rwkv7Config
+from model.architectures.hybrid import SINKS, BoundedConfig
 from model.attention import spec_of
 from model.attention.spec import key_dim
 from model.config import ModelConfig
+from model.families.arwkv7.config import Arwkv7Config
+from model.families.lfm2.config import Lfm2Config
+from model.families.llama.config import FARS, LlamaConfig
+from model.families.mamba.config import Mamba2Config, MambaConfig
+from model.families.qwen35.config import Qwen35Config
+from model.families.rwkv7.config import Rwkv7Config
 from model.state import StateLayout
 
 Options = dict[str, str | float]

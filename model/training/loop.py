@@ -42,11 +42,9 @@ from model.training.optimizer import (
     prepare_step,
     set_rates,
 )
-from model.training.report import Report
-from model.training.resume import load_progress, restore, save_progress
-from model.training.sample import sample_text
+from model.training.report import Report, sample_text
+from model.training.resume import load_progress, restore, save_progress, signals_remembered
 from model.training.shares import Shares, add_gradients
-from model.training.signals import signals_remembered
 
 #: Bytes of each validation document that an evaluation during training scores.
 VALID_BYTES = 100_000

@@ -7,7 +7,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from model.architectures.network import Network
+from model.tokenizer import Tokenizer
+
+# What a run shows: a progress bar, a CSV log, a plot of the curves, samples.
+
 
 COLUMNS = ("step", "tokens", "seconds", "loss", "lr_factor", "grad_norm", "valid_bits_per_byte")
 
@@ -123,3 +130,27 @@ def _read(path: Path, step: int, width: int) -> list[list[str]]:
     with path.open(newline="", encoding="utf-8") as file:
         rows = [row for row in list(csv.reader(file))[1:] if len(row) == width]
     return [row for row in rows if int(row[0]) <= step]
+
+
+# A short sample while training, by the plainest means; the server has its own sampler.
+
+
+@torch.no_grad()
+def sample_text(
+    model: Network,
+    tokenizer: Tokenizer,
+    seed: int,
+    num_tokens: int = 120,
+    temperature: float = 0.8,
+) -> str:
+    """The model's own text from the end-of-text token on."""
+    device = model.head_weight.device
+    generator = torch.Generator(device).manual_seed(seed)
+    state, ids = model.empty_state(1), [tokenizer.eos_token_id]
+    for position in range(num_tokens):
+        where = torch.tensor([position], device=device)
+        logits, state = model.step(torch.tensor(ids[-1:], device=device), state, where)
+        logits = logits[0, : tokenizer.vocab_size]  # the model may have more ids: padding
+        p = torch.softmax(logits.float() / temperature, dim=-1)
+        ids.append(int(torch.multinomial(p, 1, generator=generator)))
+    return tokenizer.decode(ids)

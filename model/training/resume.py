@@ -1,15 +1,15 @@
-"""What an interrupted run needs to continue bit for bit, in safetensors and JSON.
-
-A folder is written next to the old one and renamed over it, so that a kill at
-any moment leaves one whole state.
-"""
+"""What an interrupted run needs to continue bit for bit, and its end between two steps."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -17,6 +17,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model.architectures.network import ModelState, Network
+
+# What an interrupted run needs to continue bit for bit, in safetensors and JSON.
+#
+# A folder is written next to the old one and renamed over it, so that a kill at
+# any moment leaves one whole state.
 
 
 def save_progress(
@@ -85,3 +90,25 @@ def restore(
 
 def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+
+# Ending a run between two steps instead of inside one.
+
+
+@contextmanager
+def signals_remembered() -> Iterator[Callable[[], bool]]:
+    """Gives whether SIGINT or SIGTERM has come; a second one acts as it did before."""
+    caught: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        caught.append(number)
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in before:
+        signal.signal(number, remember)
+    try:
+        yield lambda: bool(caught)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

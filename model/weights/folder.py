@@ -6,7 +6,7 @@ from pathlib import Path
 
 from model.files import read_json
 from model.weights import FORMS, INDEX, WEIGHTS, CheckpointError, StoredWeights
-from model.weights.gguf_parts import part_paths
+from model.weights.gguf_file import part_paths
 from model.weights.safetensors import WeightFiles
 from model.weights.torch_file import TorchFiles
 

@@ -1,20 +1,12 @@
-"""The metadata and tensors of a GGUF file, memory-mapped; each tensor is read when asked for.
-
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian.
-A header is metadata (key, type, value), then for each tensor its name, sizes, type and offset.
-
-The reader of the package ``gguf`` makes several arrays for every string of a vocabulary (1.7 s
-and 120 MB for 65,536 tokens) and trusts every count in the header. Here each count is checked
-against the bytes that are left, so that a damaged file cannot make it allocate more memory than the
-file has. Quantised blocks are unpacked by that package (`model.weights.gguf_kinds`).
-"""
+"""The metadata and tensors of a GGUF file, its types, and the parts of a split one."""
 
 from __future__ import annotations
 
 import math
 import mmap
+import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +23,167 @@ from model.weights import (
     most_common_dtype,
     release_pages,
 )
-from model.weights.gguf_kinds import KINDS, NUMPY, QUANTIZED, GgufKind, kind_name, unpacked
-from model.weights.gguf_parts import COUNT, check_parts, part_paths
+
+# The types of a GGUF file's tensors, and their numbers as float32.
+#
+# The package ``gguf`` unpacks quantised blocks. It imports slowly, so it is imported when the first
+# block is read, and the sizes of blocks are defined here; a test compares them with the package's.
+
+
+@dataclass(frozen=True)
+class GgufKind:
+    """How numbers are stored: blocks of ``block`` numbers in ``num_bytes`` bytes."""
+
+    name: str
+    block: int
+    num_bytes: int
+
+
+#: Codes of tensor types. Those of one number in a block are floating point; the rest is quantised.
+#: NVFP4 has scales in other tensors, and nothing unpacks Q1_0, Q8_1 and Q8_K.
+KINDS = {
+    0: GgufKind("F32", 1, 4),
+    1: GgufKind("F16", 1, 2),
+    2: GgufKind("Q4_0", 32, 18),
+    3: GgufKind("Q4_1", 32, 20),
+    6: GgufKind("Q5_0", 32, 22),
+    7: GgufKind("Q5_1", 32, 24),
+    8: GgufKind("Q8_0", 32, 34),
+    10: GgufKind("Q2_K", 256, 84),
+    11: GgufKind("Q3_K", 256, 110),
+    12: GgufKind("Q4_K", 256, 144),
+    13: GgufKind("Q5_K", 256, 176),
+    14: GgufKind("Q6_K", 256, 210),
+    16: GgufKind("IQ2_XXS", 256, 66),
+    17: GgufKind("IQ2_XS", 256, 74),
+    18: GgufKind("IQ3_XXS", 256, 98),
+    19: GgufKind("IQ1_S", 256, 50),
+    20: GgufKind("IQ4_NL", 32, 18),
+    21: GgufKind("IQ3_S", 256, 110),
+    22: GgufKind("IQ2_S", 256, 82),
+    23: GgufKind("IQ4_XS", 256, 136),
+    29: GgufKind("IQ1_M", 256, 56),
+    30: GgufKind("BF16", 1, 2),
+    34: GgufKind("TQ1_0", 256, 54),
+    35: GgufKind("TQ2_0", 256, 66),
+    39: GgufKind("MXFP4", 32, 17),
+}
+QUANTIZED = frozenset(kind.name for kind in KINDS.values() if kind.block > 1)
+#: Where a block has its float16.
+SCALES = {
+    "Q4_1": slice(0, 4),
+    "Q8_0": slice(0, 2),
+    "Q4_K": slice(0, 4),
+    "Q5_K": slice(0, 4),
+    "Q6_K": slice(208, 210),
+    "IQ4_XS": slice(0, 2),
+    "IQ4_NL": slice(0, 2),
+}
+#: What numpy reads the others as.
+NUMPY = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+#: Numbers that are unpacked at a time: a block's intermediate results stay in the cache.
+_CHUNK = 1 << 18
+
+
+def unpacked(rows: Array, kind: GgufKind, columns: int) -> Array:
+    """Rows of blocks as float32 [rows, columns], a part at a time."""
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    values = np.empty((len(rows), columns), np.float32)
+    step = max(1, _CHUNK // columns)
+    with np.errstate(all="ignore"):  # a scale may be any bits; what is not finite is found later
+        for at in range(0, len(rows), step):
+            part = rows[at : at + step]
+            values[at : at + step] = dequantize(part, GGMLQuantizationType[kind.name])
+    return values
+
+
+def block_scales(blocks: Array, kind: str) -> Array:
+    """What the numbers of blocks of `SCALES` are multiples of, as float32: [rows, scales]."""
+    num_bytes = next(each.num_bytes for each in KINDS.values() if each.name == kind)
+    each = blocks.reshape(len(blocks), -1, num_bytes)[..., SCALES[kind]].copy()
+    return each.view(np.float16).reshape(len(blocks), -1).astype(np.float32)
+
+
+def kind_name(code: int) -> str:
+    """What the format calls a type that is not supported."""
+    from gguf.constants import GGMLQuantizationType
+
+    known = {kind.value: kind.name for kind in GGMLQuantizationType}
+    return known.get(code, str(code))
+
+
+# The parts of a split GGUF file: their names, and what their headers say of each other.
+#
+# They are called ``NAME-00001-of-00003.gguf`` and so on. In each ``split.no`` counts from 0,
+# ``split.count`` is the number of parts, and ``split.tensors.count`` that of the tensors in all of
+# them. The first has the other metadata.
+
+
+NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
+_PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+#: More parts than this are not looked for.
+MAX_PARTS = 1024
+
+
+def part_names(path: str) -> list[str]:
+    """The paths of all parts in order, given that of any; else ``path`` alone."""
+    found = _PART.fullmatch(path)
+    if found is None or not 1 <= int(found["number"]) <= int(found["count"]) <= MAX_PARTS:
+        return [path]
+    stem, count = found["stem"], int(found["count"])
+    return [f"{stem}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
+
+
+def part_paths(path: Path) -> list[Path]:
+    """The same of a file's path."""
+    return [path.with_name(name) for name in part_names(path.name)]
+
+
+def is_first_part(path: str) -> bool:
+    """Whether it is a file of one part, or the first of several."""
+    return part_names(path)[0] == path
+
+
+def check_parts(parts: Mapping[str, tuple[Mapping[str, Any], Collection[str]]]) -> None:
+    """Raises `CheckpointError` where files are not all parts of one.
+
+    ``parts`` has the metadata and the names of the tensors of each by its name, in order.
+    """
+    where: dict[str, str] = {}
+    first, num_tensors = next((name, found[0].get(TENSORS)) for name, found in parts.items())
+    for number, (name, (metadata, tensors)) in enumerate(parts.items()):
+        if metadata.get(COUNT, 1) != len(parts):
+            raise CheckpointError(
+                f"{name}: {COUNT} is {metadata.get(COUNT)!r:.80}, its name says {len(parts)} parts"
+                " (they are called NAME-00001-of-00003.gguf and so on)"
+            )
+        for key, wanted in ((NUMBER, number), (TENSORS, num_tensors)):
+            if metadata.get(key) != wanted:
+                found = f"{metadata.get(key)!r:.80}"
+                raise CheckpointError(f"{name}: {key} is {found}, not {wanted} as after {first}")
+        for tensor in tensors:
+            if tensor in where:
+                raise CheckpointError(f"{name}: the tensor {tensor} is in {where[tensor]} too")
+            where[tensor] = name
+    if len(where) != num_tensors:
+        raise CheckpointError(
+            f"{first}: {TENSORS} is {num_tensors!r:.80}, the parts have {len(where)} tensors"
+        )
+
+
+# The metadata and tensors of a GGUF file, memory-mapped; each tensor is read when asked for.
+#
+# Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3,
+# little-endian. A header is metadata (key, type, value), then for each tensor its name, sizes, type
+# and offset.
+#
+# The reader of the package ``gguf`` makes several arrays for every string of a vocabulary (1.7 s
+# and 120 MB for 65,536 tokens) and trusts every count in the header. Here each count is checked
+# against the bytes that are left, so that a damaged file cannot make it allocate more memory than
+# the file has. Quantised blocks are unpacked by that package (`model.weights.gguf_file`).
+
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

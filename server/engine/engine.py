@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 from collections import Counter
 
-from model.architectures.bounded import longest_text
 from model.architectures.config import Config
+from model.architectures.hybrid import longest_text
 from model.tokenizer import Tokenizer
 from server.engine.drafts import Drafter
 from server.engine.kept import Keeper, OwnedSessions

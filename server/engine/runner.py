@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from model.architectures.bounded import place_of
+from model.architectures.hybrid import place_of
 from model.state import ALIGNMENT, StateLayout
 from model.tensor_spec import POSITION_BLOCK
 from server.engine.sampling import PENALTY_WINDOW, is_greedy

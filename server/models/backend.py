@@ -26,7 +26,7 @@ from model.state import StateLayout
 from model.tensor_spec import Shape
 from model.tokenizer import Tokenizer
 from model.weights import Array, StoredWeights, Weights, is_quantized, num_parameters, shape_in
-from model.weights.gguf_kinds import block_scales
+from model.weights.gguf_file import block_scales
 from server.engine.engine import Engine, EngineConfig
 from server.engine.runner import CpuStatePool, NativeRunner, Runner
 

@@ -31,7 +31,7 @@ from server.sessions.sessions import Sessions, Signing, Transfer
 class StateTensorInfo:
     """A tensor that each of ``layers`` layers has in a session's state; ``bytes`` of all of them.
 
-    ``shape`` is that of one layer: see `model.attention.state_specs`.
+    ``shape`` is that of one layer: see `model.attention.specs`.
     """
 
     name: str

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from model.architectures.bounded import MIN_CONTEXT, with_past
+from model.architectures.hybrid import MIN_CONTEXT, with_past
 from model.checkpoint import Checkpoint
 from model.state import StateLayout
 from server.config.settings import ServerConfig

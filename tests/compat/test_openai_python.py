@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from model.architectures.rwkv7.chat import THINKING
+from model.families.rwkv7.chat import THINKING
 from model.tokenization.world import PADDED_SIZE, PUBLISHED
 from model.tokenizer import Tokenizer
 from tests.compat.conftest import serving

@@ -9,12 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from model.checkpoint import (
-    CheckpointError,
-    load_checkpoint,
-    load_tokenizer,
-    save_checkpoint,
-)
+from model.checkpoint import CheckpointError, load_checkpoint, load_tokenizer, save_checkpoint
 from model.config import ConfigError, ModelConfig
 from tests.tiny import tiny_checkpoint, write_model
 

@@ -1,14 +1,9 @@
-"""Chats that the source writes itself: what the student will be asked to say.
-
-Questions are made of templates and topics, or written by the source too, which is asked to
-continue after the beginning of a user's message (Xu et al. 2024, "Magpie"). The native runtime
-writes many chats side by side: a chat is a function of its seed and number alone, in any batch, so
-that one that was interrupted is read again and continues with the same tokens.
-"""
+"""Chats that the source writes itself: formats, questions, and greedy answers to compare."""
 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
@@ -17,12 +12,68 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from model.architectures.bounded import with_past
+from model.architectures.hybrid import with_past
 from model.checkpoint import Checkpoint
-from model.convert.linearize.chat_format import ChatFormat, encode
 from model.convert.linearize.questions import follow_up, question
 from model.native.runtime import Runtime
 from model.tokenizer import Tokenizer
+
+# How a chat is written: by ChatML (SmolLM2, Qwen) or in the format of Llama 3.
+#
+# A chat template is code, which only the server runs; here its text tells which of the two it is.
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """The texts around messages. ``system`` is all that comes before the first one."""
+
+    system: str
+    user: str
+    assistant: str
+    #: The special token that ends a message, and what follows it.
+    end: str
+    after_end: str
+
+    def turn(self, role: str, text: str) -> str:
+        """One whole message of ``user`` or ``assistant``."""
+        return f"{getattr(self, role)}{text}{self.end}{self.after_end}"
+
+
+CHAT_ML = ChatFormat("", "<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_end|>", "\n")
+_LLAMA3 = "<|start_header_id|>{}<|end_header_id|>\n\n"
+LLAMA3 = ChatFormat(
+    "<|begin_of_text|>", _LLAMA3.format("user"), _LLAMA3.format("assistant"), "<|eot_id|>", ""
+)
+#: The system message of a ChatML template where a chat has none.
+_SYSTEM = re.compile(r"<\|im_start\|>system(?:\\n|\n)([^'\"<{}]+)<\|im_end\|>")
+
+
+def chat_format(template: str, tokenizer: Tokenizer) -> ChatFormat | None:
+    """That of a template's text; None for one in another format."""
+    for known in (CHAT_ML, LLAMA3):
+        start = known.user.partition("user")[0]
+        if start in template and known.end in tokenizer.special_ids:
+            break
+    else:
+        return None
+    if known is LLAMA3 or (system := _SYSTEM.search(template)) is None:
+        return known
+    message = f"<|im_start|>system\n{system[1]}<|im_end|>\n"
+    return ChatFormat(message, known.user, known.assistant, known.end, known.after_end)
+
+
+def encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of a text of such a format, of which the names of special tokens are these tokens."""
+    return tokenizer.encode(text, allow_special=True)
+
+
+# Chats that the source writes itself: what the student will be asked to say.
+#
+# Questions are made of templates and topics, or written by the source too, which is asked to
+# continue after the beginning of a user's message (Xu et al. 2024, "Magpie"). The native runtime
+# writes many chats side by side: a chat is a function of its seed and number alone, in any batch,
+# so that one that was interrupted is read again and continues with the same tokens.
+
 
 #: Tokens of a chat, and of one message in it.
 MAX_CHAT, MAX_ANSWER, MAX_QUESTION = 1023, 320, 48

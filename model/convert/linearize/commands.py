@@ -1,6 +1,6 @@
 """Measures of a conversion, and its costs: `python -m model.convert.linearize`.
 
-An adapter here is ``adapter.safetensors`` of a run (`model.convert.linearize.adapter`).
+An adapter here is ``adapter.safetensors`` of a run (`model.convert.linearize.result`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ import typer
 from rich.console import Console
 
 from model.convert.linearize import measure
-from model.convert.linearize.adapter import Adapter, load_adapter
 from model.convert.linearize.conversion import DEFAULT_CHAT_TOKENS, RANKS, Settings
 from model.convert.linearize.costs import EXAMPLES, GPU, TWO_CORES, hours, memory
 from model.convert.linearize.plan import window_plan
 from model.convert.linearize.report import Measures, Subject, print_report, write_report
-from model.convert.linearize.result import write_adapter_folder
+from model.convert.linearize.result import Adapter, load_adapter, write_adapter_folder
 from model.convert.linearize.scan import choose_plan, given_bytes, given_plan
 from model.convert.linearize.source import Source, read_source
 from model.convert.linearize.student import Student

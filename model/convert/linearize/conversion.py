@@ -23,7 +23,6 @@ from rich.console import Console
 from torch import Tensor
 
 from model.convert.linearize import measure
-from model.convert.linearize.adapter import Adapter, save_adapter
 from model.convert.linearize.chats import (
     SHARD_CHATS,
     Writer,
@@ -34,17 +33,10 @@ from model.convert.linearize.chats import (
 from model.convert.linearize.costs import memory
 from model.convert.linearize.network import matrix_sizes
 from model.convert.linearize.plan import Plan, plan_from_json
-from model.convert.linearize.progress import Meter, metered
 from model.convert.linearize.report import Measures, Subject, print_report, write_report
-from model.convert.linearize.result import write_adapter_folder, write_merged
-from model.convert.linearize.run import Run, initialize
-from model.convert.linearize.scan import (
-    choose_plan,
-    given_bytes,
-    given_plan,
-    scan_layers,
-    scanned,
-)
+from model.convert.linearize.result import Adapter, save_adapter, write_adapter_folder, write_merged
+from model.convert.linearize.run import Meter, Run, initialize, metered
+from model.convert.linearize.scan import choose_plan, given_bytes, given_plan, scan_layers, scanned
 from model.convert.linearize.sequences import (
     Sequences,
     Shares,

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from model.architectures.bounded import PAST_DTYPE
-from model.architectures.llama.layer_plan import LayerPlan
+from model.architectures.hybrid import PAST_DTYPE
+from model.families.llama.config import LayerPlan
 from model.files import ConfigError
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from model.architectures.bounded import SINKS
-from model.architectures.llama.layer_plan import LayerPlan, read_plans
-from model.convert.linearize.divergence import NO_LABEL, divergence
+from model.architectures.hybrid import SINKS
 from model.convert.linearize.network import Llama
 from model.convert.linearize.plan import LlamaShape, Plan, plan_from_json, smollm2_plan, window_plan
 from model.convert.linearize.student import Student
+from model.convert.linearize.train import NO_LABEL, divergence
+from model.families.llama.config import LayerPlan, read_plans
 from model.files import ConfigError, read_json
 from model.tensor_spec import POSITION_BLOCK
 

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.architectures.llama.config import LlamaConfig
 from model.checkpoint import Checkpoint, load_checkpoint, locate
-from model.convert.linearize.chat_format import ChatFormat, chat_format
+from model.convert.linearize.chats import ChatFormat, chat_format
 from model.convert.linearize.network import Llama
 from model.convert.linearize.plan import LlamaShape
+from model.families.llama.config import LlamaConfig
 from model.files import ConfigError
 from model.hub.base import file_digest
 from model.tokenizer import Tokenizer

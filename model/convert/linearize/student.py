@@ -1,22 +1,94 @@
-"""The model that is made: the source's weights, low-rank updates of them, and the plan's attention.
-
-An update is that of Hu et al. 2021 ("LoRA"), W + 2 B A, with A [r, columns] random and B zero at
-the start. q, k and v share one A.
-"""
+"""The model that is made: the source's weights, low-rank updates, and the plan's attention."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.architectures.llama.delta import DeltaFar
-from model.architectures.llama.layer_plan import LayerPlan
-from model.architectures.llama.network import far_part
-from model.architectures.llama.relative import RelativeFar
-from model.convert.linearize.near import near_attention
-from model.convert.linearize.network import Llama, matrix_sizes, merged, rotated
+from model.convert.linearize.network import (
+    Llama,
+    angles,
+    full_attention,
+    matrix_sizes,
+    merged,
+    rotate,
+    rotated,
+)
 from model.convert.linearize.plan import LlamaShape, Plan
+from model.families.llama.config import LayerPlan
+from model.families.llama.network import DeltaFar, RelativeFar, far_part
+
+# The exact part of a layer: softmax over the last W tokens and the first ones of the text.
+#
+#     o_i = sum_j softmax_j(q_i . k_j / sqrt(K)) v_j,   over j <= i with i - j < W or j < sinks
+#
+# Time and memory are linear in the number of tokens: blocks of C queries see W + C keys, of which
+# the mask keeps W, and the first keys.
+
+
+#: Queries in a block, if the window is that long and there are as many.
+MIN_BLOCK, MAX_BLOCK = 32, 256
+
+
+def near_attention(q: Tensor, k: Tensor, v: Tensor, window: int, sinks: int) -> Tensor:
+    """Rotated q [B, H, T, K] and k, v [B, H_kv, T, K] to o [B, H, T, K]."""
+    num_tokens = q.shape[2]
+    head = full_attention(*(t[:, :, :window] for t in (q, k, v)))
+    if num_tokens <= window:
+        return head
+    block = block_size(window, num_tokens - window)
+    group = q.shape[1] // k.shape[1]
+    q, keys, values = (F.pad(t, (0, 0, 0, -(num_tokens - window) % block)) for t in (q, k, v))
+    # Queries of one group lie under each other, because they see the same keys.
+    rows = q[:, :, window:].unflatten(1, (-1, group)).unflatten(3, (-1, block))
+    rows = rows.transpose(2, 3).flatten(3, 4)  # [B, H_kv, N, G C, K]
+    keys, values = (_seen(t, block, window, sinks) for t in (keys, values))
+    scores = (rows * q.shape[-1] ** -0.5) @ keys.transpose(-1, -2)
+    mask = _mask(scores.shape[2], block, window, sinks, q.device)
+    scores = scores.unflatten(3, (group, block)).masked_fill(~mask.unsqueeze(1), -torch.inf)
+    o = scores.softmax(dim=-1).flatten(3, 4) @ values
+    o = o.unflatten(3, (group, block)).transpose(2, 3).flatten(1, 2).flatten(2, 3)
+    return torch.cat([head, o[:, :, : num_tokens - window]], dim=2)
+
+
+def block_size(window: int, num_queries: int) -> int:
+    """The largest divisor of ``window`` that a block of ``num_queries`` may have."""
+    most = min(window, MAX_BLOCK, max(MIN_BLOCK, num_queries))
+    return max(size for size in range(1, most + 1) if window % size == 0)
+
+
+def _seen(x: Tensor, block: int, window: int, sinks: int) -> Tensor:
+    """What each block of queries sees of keys or values [B, H_kv, T, K].
+
+    The first block begins at position ``window``. Returns [B, H_kv, N, W + C + sinks, K].
+    """
+    blocks = x.unflatten(2, (-1, block))
+    num_before = window // block
+    num_blocks = blocks.shape[2] - num_before
+    around = [blocks[:, :, start : start + num_blocks] for start in range(num_before + 1)]
+    first = x[:, :, None, :sinks].expand(-1, -1, num_blocks, -1, -1)
+    return torch.cat([*around, first], dim=3)
+
+
+def _mask(num_blocks: int, block: int, window: int, sinks: int, device: torch.device) -> Tensor:
+    """[N, C, W + C + sinks] bool, of what `_seen` gives: what a query attends to."""
+    query = window + torch.arange(num_blocks * block, device=device).view(num_blocks, block, 1)
+    start = torch.arange(num_blocks, device=device).view(-1, 1, 1) * block
+    distance = query - start - torch.arange(window + block, device=device)
+    near = (distance >= 0) & (distance < window)
+    # Each of the first tokens once: by itself as soon as the window has left it.
+    first = query - torch.arange(sinks, device=device) >= window
+    return torch.cat([near, first], dim=-1)
+
+
+# The model that is made: the source's weights, low-rank updates of them, and the plan's attention.
+#
+# An update is that of Hu et al. 2021 ("LoRA"), W + 2 B A, with A [r, columns] random and B zero at
+# the start. q, k and v share one A.
+
 
 #: What the product of A and B is multiplied by.
 LORA_SCALE = 2.0
@@ -167,3 +239,109 @@ class Student(nn.Module):
                 assert isinstance(update, LowRank | FullUpdate)
                 getattr(merged_model.layer(index), name).add_(update.delta())
         return merged_model
+
+
+# The step form of a student: one token of each row, with a state of constant size.
+#
+# A layer keeps rotated keys and values of the first tokens and of the last W others, in a ring, in
+# 16 bits. A token that the ring drops enters the far part, its key turned back by its position.
+# Here this form is for chats with a student, and to show what its state is.
+
+
+@dataclass
+class LayerState:
+    """``keys``, ``values`` [R, H_kv, sinks + W, K], and the state of the far part."""
+
+    keys: Tensor
+    values: Tensor
+    far: Tensor | None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one row."""
+        tensors = [self.keys, self.values] + ([] if self.far is None else [self.far])
+        return sum(tensor[0].nbytes for tensor in tensors)
+
+
+@dataclass
+class StepState:
+    """``positions`` [R] are how many tokens each row has read."""
+
+    layers: list[LayerState]
+    positions: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one row, but for its position."""
+        return sum(layer.num_bytes for layer in self.layers)
+
+
+def empty_state(student: Student, rows: int, dtype: torch.dtype = torch.float16) -> StepState:
+    """The state before the first token, with keys and values in ``dtype``."""
+    shape, sinks = student.source.shape, student.plan.sinks
+    device = student.source.norm.device
+    layers = []
+    for index, plan in enumerate(student.plan.layers):
+        size = (rows, shape.num_kv_heads, sinks + plan.window, shape.head_dim)
+        keys, values = (torch.zeros(size, dtype=dtype, device=device) for _ in range(2))
+        far = student.far(index)
+        layers.append(LayerState(keys, values, None if far is None else far.empty_state(rows)))
+    return StepState(layers, torch.zeros(rows, dtype=torch.int64, device=device))
+
+
+@torch.no_grad()
+def step(student: Student, state: StepState, ids: Tensor) -> Tensor:
+    """Reads a token of each row, ``ids`` [R], into ``state``; the input of the head [R, D]."""
+    source = student.source
+    x = source.embedded(ids)
+    for index, layer in enumerate(state.layers):
+        own, weights = student.layer(index), source.layer(index)
+        qkv = own.linear("qkv", source.attention_input(index, x), weights.qkv)
+        o = _attention(student, index, layer, state.positions, qkv)
+        x = x + own.linear("out", o, weights.out)
+        x = source.after_mlp(index, x, own.linear)
+    state.positions += 1
+    return source.final_norm(x)
+
+
+def _attention(
+    student: Student, index: int, state: LayerState, positions: Tensor, qkv: Tensor
+) -> Tensor:
+    """From [R, (H + 2 H_kv) K] to [R, H K]; the token enters ``state``."""
+    sinks = student.plan.sinks
+    window, far = student.plan.layers[index].window, student.far(index)
+    q, k, v = (t[:, :, 0] for t in student.source.heads(index, qkv.unsqueeze(1)))
+    slots = torch.where(positions < sinks, positions, sinks + (positions - sinks) % window)
+    rows = torch.arange(len(slots), device=slots.device)
+    if far is not None:
+        cos, sin = _angles(student, positions - window)
+        old_k = rotate(state.keys[rows, :, slots].float(), cos, -sin)
+        old_v = state.values[rows, :, slots].float()
+        keep = (positions >= sinks + window).to(q.dtype).view(-1, 1, 1, 1)
+        assert state.far is not None, index
+        num, den, state.far = far.chunk(
+            q.unsqueeze(2), old_k.unsqueeze(2), old_v.unsqueeze(2), keep, state.far
+        )
+    cos, sin = _angles(student, positions)
+    state.keys[rows, :, slots] = rotate(k, cos, sin).to(state.keys.dtype)
+    state.values[rows, :, slots] = v.to(state.values.dtype)
+    near = _near(rotate(q, cos, sin), state, positions)
+    if far is not None:
+        near = (near + num[:, :, 0]) / (1.0 + den[:, :, 0])
+    return near.flatten(1)
+
+
+def _near(q: Tensor, state: LayerState, positions: Tensor) -> Tensor:
+    """Softmax over the slots that have a token: rotated q [R, H, K] to [R, H, K]."""
+    num_kv_heads = state.keys.shape[1]
+    filled = torch.arange(state.keys.shape[2], device=q.device) <= positions.unsqueeze(1)
+    grouped = q.unflatten(1, (num_kv_heads, -1))
+    keys, values = state.keys.to(q.dtype), state.values.to(q.dtype)
+    o = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=filled[:, None, None])
+    return o.flatten(1, 2)
+
+
+def _angles(student: Student, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [R, 1, K/2]."""
+    cos, sin = angles(positions, student.source.shape)
+    return cos.unsqueeze(1), sin.unsqueeze(1)

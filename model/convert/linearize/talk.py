@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from model.convert.linearize.chat_format import ChatFormat, encode
-from model.convert.linearize.step import empty_state, step
-from model.convert.linearize.student import Student
+from model.convert.linearize.chats import ChatFormat, encode
+from model.convert.linearize.student import Student, empty_state, step
 from model.tokenizer import Tokenizer
 
 #: Tokens of an answer.

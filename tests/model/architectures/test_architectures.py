@@ -9,10 +9,10 @@ import torch
 
 from model.architectures import ARCHITECTURES, config_class, config_from_dict
 from model.architectures.network import network_class
-from model.architectures.rwkv7.config import Rwkv7Config
 from model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from model.config import ConfigError
 from model.convert.source import as_block
+from model.families.rwkv7.config import Rwkv7Config
 from model.state import StateLayout
 from model.state_tensors import state_views
 from model.weights import num_parameters

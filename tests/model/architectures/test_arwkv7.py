@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from model.architectures import config_from_dict
-from model.architectures.arwkv7.config import Arwkv7Config
-from model.architectures.arwkv7.network import Arwkv7
 from model.architectures.network import model_of
 from model.checkpoint import load_checkpoint
 from model.config import ConfigError
+from model.families.arwkv7.config import Arwkv7Config
+from model.families.arwkv7.network import Arwkv7
 from model.native.runtime import Runtime
 from model.state import StateLayout
 from tests.arwkv7 import SHAPES, gguf_tensors, our_weights, published, write_gguf

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.architectures.bounded import SINKS, past_state
 from model.architectures.bounded_attention import BoundedAttention
+from model.architectures.hybrid import SINKS, past_state
 from model.architectures.network import State
 from tests.model.attention.test_contract import assert_close, random_split
 

@@ -9,11 +9,11 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from model.architectures.chat import chat_of
-from model.architectures.lfm2.chat import TEMPLATE as LFM2
-from model.architectures.qwen35.chat import TEMPLATE as QWEN35
 from model.chat.call_forms import LISTED, PARAMETERS, TAGGED, form_in
 from model.chat.template import PLAIN, ChatTemplate
 from model.chat.turns import Switch
+from model.families.lfm2.chat import TEMPLATE as LFM2
+from model.families.qwen35.chat import TEMPLATE as QWEN35
 from model.tokenizer import Tokenizer
 from server.chat.sandbox import render
 from tests.tiny import tiny_checkpoint, tiny_tokenizer

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from model.architectures import config_from_dict
-from model.architectures.bounded import with_past
 from model.architectures.decoder import Decoder
-from model.architectures.lfm2.config import Lfm2Config
-from model.architectures.llama.config import LlamaConfig
+from model.architectures.hybrid import with_past
 from model.architectures.network import ModelState, model_of
-from model.architectures.qwen35.config import Qwen35Config
+from model.families.lfm2.config import Lfm2Config
+from model.families.llama.config import LlamaConfig
+from model.families.qwen35.config import Qwen35Config
 from model.files import ConfigError
 from model.foreign.renamed import Renamed
 from tests.hybrids import HYBRIDS, ours, texts, theirs

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.architectures.mamba2 import ssd
-from model.architectures.mamba2.config import Mamba2Config
-from model.architectures.mamba2.network import Mamba2
 from model.config import ConfigError
+from model.families.mamba import network as mamba_network
+from model.families.mamba.config import Mamba2Config
+from model.families.mamba.network import Mamba2
 from model.state import StateLayout
 
 
@@ -96,7 +96,7 @@ def by_steps(
 ) -> tuple[Tensor, Tensor]:
     outputs = []
     for token in zip(*(tensor.unbind(1) for tensor in (x, log_decay, b, c)), strict=True):
-        y, state = ssd.step(*token, state)
+        y, state = mamba_network.step(*token, state)
         outputs.append(y)
     return torch.stack(outputs, dim=1), state
 
@@ -108,7 +108,7 @@ def test_gradients_of_the_chunk_are_those_of_the_steps_in_float64(
 ) -> None:
     """Of every input and of the state that a window starts from."""
     found = []
-    for form in (ssd.chunk, by_steps):
+    for form in (mamba_network.chunk, by_steps):
         leaves = [t.requires_grad_() for t in inputs(num_tokens, torch.float64, strongest)]
         y, last = form(*leaves)
         loss = (y * torch.arange(y.numel()).view_as(y).cos()).sum() + last.square().sum()
@@ -120,13 +120,13 @@ def test_gradients_of_the_chunk_are_those_of_the_steps_in_float64(
 @pytest.mark.parametrize("strongest", [1e-3, 2.0, 800.0])
 def test_float32_is_near_float64_for_decays_of_any_strength(strongest: float) -> None:
     wanted, _ = by_steps(*inputs(200, torch.float64, strongest))
-    found, _ = ssd.chunk(*inputs(200, torch.float32, strongest))
+    found, _ = mamba_network.chunk(*inputs(200, torch.float32, strongest))
     assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
 
 
 def test_recurrence_is_float32_under_autocast() -> None:
-    wanted = ssd.chunk(*inputs(80, torch.float32, 2.0))
+    wanted = mamba_network.chunk(*inputs(80, torch.float32, 2.0))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = ssd.chunk(*inputs(80, torch.float32, 2.0))
+        found = mamba_network.chunk(*inputs(80, torch.float32, 2.0))
     for one, other in zip(found, wanted, strict=True):
         assert torch.equal(one, other)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from model.architectures.mamba.config import MambaConfig
-from model.architectures.mamba.network import Mamba
 from model.config import ConfigError
+from model.families.mamba.config import MambaConfig
+from model.families.mamba.network import Mamba
 from model.state import StateLayout
 
 

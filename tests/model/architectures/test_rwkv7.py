@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from model.architectures.network import ModelState, model_of
-from model.architectures.rwkv7.network import Rwkv7
-from model.foreign.rwkv7 import read_native
+from model.families.rwkv7.network import Rwkv7
+from model.families.rwkv7.read import read_native
 from model.weights.torch_file import TorchFile
 from tests.model.architectures.forms import (
     assert_bfloat16_is_near,

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from model.architectures.chat import chat_of
-from model.architectures.rwkv7.chat import NAME, TEMPLATE, TURNS, world_chat
-from model.architectures.rwkv7.config import Rwkv7Config
 from model.chat.call_forms import FENCED, TAGGED
 from model.chat.template import PLAIN, ChatTemplate
 from model.chat.turns import SWITCHES, Switch, Thinking
 from model.config import ModelConfig
+from model.families.rwkv7.chat import NAME, TEMPLATE, TURNS, world_chat
+from model.families.rwkv7.config import Rwkv7Config
 from model.tokenization.world import WorldCodec
 from model.tokenizer import END_OF_TEXT, Tokenizer
 from server.chat.sandbox import render

@@ -9,12 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.architectures.rwkv7 import recurrence
-from model.architectures.rwkv7.config import Rwkv7Config, suggested_ranks
-from model.architectures.rwkv7.initial import initial_weights
-from model.architectures.rwkv7.network import Rwkv7
-from model.architectures.rwkv7.recurrence import Inputs
 from model.config import ConfigError
+from model.families.rwkv7 import network as rwkv7_network
+from model.families.rwkv7.config import Rwkv7Config, suggested_ranks
+from model.families.rwkv7.network import Inputs, Rwkv7, initial_weights
 
 
 def small(**chosen: Any) -> Rwkv7Config:
@@ -131,7 +129,7 @@ def test_gradients_of_the_chunk_are_those_of_the_steps_in_float64(num_tokens: in
     state = torch.randn(2, 2, 8, 8, generator=generator, dtype=torch.float64)
     weights = torch.randn(2, num_tokens, 2, 8, generator=generator, dtype=torch.float64)
     found = []
-    for form in (recurrence.chunk, by_steps):
+    for form in (rwkv7_network.chunk, by_steps):
         leaves = [tensor.clone().requires_grad_() for tensor in (*tensors, state)]
         y, last = form(Inputs(*leaves[:-1]), leaves[-1])
         loss = (y * weights).sum() + last.square().sum()
@@ -144,7 +142,7 @@ def test_gradients_of_the_chunk_are_those_of_the_steps_in_float64(num_tokens: in
 def by_steps(tokens: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
     outputs = []
     for token in zip(*(tensor.unbind(1) for tensor in tokens), strict=True):
-        y, state = recurrence.step(Inputs(*token), state)
+        y, state = rwkv7_network.step(Inputs(*token), state)
         outputs.append(y)
     return torch.stack(outputs, dim=1), state
 
@@ -152,9 +150,9 @@ def by_steps(tokens: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
 def test_recurrence_is_float32_under_autocast() -> None:
     tokens = Inputs(*(tensor.float() for tensor in inputs(40)))
     state = torch.zeros(2, 2, 8, 8)
-    wanted = recurrence.chunk(tokens, state)
+    wanted = rwkv7_network.chunk(tokens, state)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = recurrence.chunk(tokens, state)
+        found = rwkv7_network.chunk(tokens, state)
     for one, other in zip(found, wanted, strict=True):
         assert torch.equal(one, other)
 

@@ -14,9 +14,9 @@ from gguf import GGUFReader
 from transformers import AutoModelForCausalLM
 
 from model.architectures.hybrid import HybridConfig
-from model.architectures.qwen35.network import Qwen35
 from model.checkpoint import Checkpoint, CheckpointError, load_checkpoint
 from model.export import writer_of
+from model.families.qwen35.network import Qwen35
 from model.foreign.rotary import SCALINGS, Rotary
 from tests.hybrid_gguf import hybrid_tensors
 from tests.hybrids import FAMILIES, HYBRIDS, ours, qwen35, randomise, texts

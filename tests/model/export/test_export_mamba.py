@@ -12,9 +12,9 @@ import torch
 from gguf import GGUFReader
 from transformers import AutoModelForCausalLM
 
-from model.architectures.mamba.config import MambaConfig
 from model.checkpoint import Checkpoint, CheckpointError, load_checkpoint
 from model.export import writer_of
+from model.families.mamba.config import MambaConfig
 from model.native.runtime import Runtime
 from tests.mamba import SHAPES, drawn
 from tests.mamba_gguf import mamba_tensors

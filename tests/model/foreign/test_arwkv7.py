@@ -12,9 +12,9 @@ import pytest
 import torch
 from gguf import GGUFWriter, TokenType
 
-from model.architectures.arwkv7.chat import TEMPLATE
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.config import ConfigError
+from model.families.arwkv7.chat import TEMPLATE
 from model.weights import CheckpointError, is_quantized
 from tests.arwkv7 import (
     SHAPES,

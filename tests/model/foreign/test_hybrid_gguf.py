@@ -13,11 +13,11 @@ import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 
 from model.architectures.network import model_of
-from model.architectures.qwen35.config import Qwen35Config
 from model.checkpoint import load_checkpoint
 from model.config import ConfigError
+from model.families.qwen35.config import Qwen35Config
+from model.families.qwen35.gguf import HeadOrder
 from model.foreign import read_gguf
-from model.foreign.qwen35_gguf import HeadOrder
 from model.weights import CheckpointError, StoredWeights
 from model.weights.gguf_file import GgufFile
 from tests.gguf_blocks import numbers_of, random_blocks

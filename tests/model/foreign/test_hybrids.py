@@ -22,10 +22,10 @@ from transformers import (
     Qwen3_5TextConfig,
 )
 
-from model.architectures.lfm2.config import Lfm2Config
-from model.architectures.qwen35.config import Qwen35Config
 from model.checkpoint import Checkpoint, CheckpointError, load_checkpoint
 from model.config import ConfigError
+from model.families.lfm2.config import Lfm2Config
+from model.families.qwen35.config import Qwen35Config
 from model.foreign import refuse_config
 from model.tokenizer import Tokenizer
 from model.weights import StoredWeights

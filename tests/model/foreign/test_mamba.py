@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from model.architectures.mamba.config import MambaConfig
-from model.architectures.mamba2.config import Mamba2Config
 from model.checkpoint import Checkpoint, CheckpointError, load_checkpoint
 from model.config import ConfigError
+from model.families.mamba.config import Mamba2Config, MambaConfig
 from tests.mamba import (
     CODESTRAL,
     SHAPES,

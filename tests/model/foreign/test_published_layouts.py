@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from model.architectures.rwkv7.chat import ENDS
 from model.chat.call_forms import FENCED
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.config import ConfigError
-from model.foreign.rwkv7 import read_native
+from model.families.rwkv7.chat import ENDS
+from model.families.rwkv7.read import read_native
 from model.weights import CheckpointError
 from model.weights.torch_file import TorchFile
 from tests.published_layouts import LAYOUTS, Layout, fused_blocks

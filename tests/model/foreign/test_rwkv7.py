@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.config import ConfigError
-from model.foreign.rwkv7 import OTHER_FIELDS, read_native
+from model.families.rwkv7.read import OTHER_FIELDS, read_native
 from model.weights import CheckpointError
 from model.weights.torch_file import TorchFile
 from tests.rwkv7 import SHAPES, Published, fla_config, fla_names, published, write_fla, write_pth

@@ -13,9 +13,9 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from gguf.quants import dequantize, quantize
 
 from model import foreign
-from model.architectures.rwkv7.chat import ENDS, TEMPLATE
 from model.checkpoint import Checkpoint, load_checkpoint, load_tokenizer
 from model.config import ConfigError
+from model.families.rwkv7.chat import ENDS, TEMPLATE
 from model.native.runtime import Runtime
 from model.tokenizer import TokenizerError
 from model.weights import CheckpointError, StoredWeights, is_quantized

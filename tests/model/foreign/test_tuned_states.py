@@ -14,7 +14,7 @@ from model.architectures.network import ModelState, model_of
 from model.checkpoint import load_checkpoint
 from model.config import ModelConfig
 from model.export import writer_of
-from model.foreign.rwkv7 import read_native
+from model.families.rwkv7.read import read_native
 from model.foreign.tuned_states import read_tuned_state
 from model.state import StateLayout
 from model.weights import CheckpointError

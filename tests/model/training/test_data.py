@@ -9,14 +9,7 @@ import pytest
 import torch
 
 from model.tokenizer import Tokenizer
-from model.training.data import (
-    DataError,
-    Shuffled,
-    Source,
-    StreamBatches,
-    documents,
-    tokenize_file,
-)
+from model.training.data import DataError, Shuffled, Source, StreamBatches, documents, tokenize_file
 
 END = 0
 

@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from model.architectures.arwkv7.config import Arwkv7Config
 from model.architectures.config import Config
 from model.architectures.hybrid import HybridConfig
-from model.architectures.mamba.config import MambaConfig
-from model.architectures.mamba2.config import Mamba2Config
-from model.architectures.qwen35.config import Qwen35Config
-from model.architectures.rwkv7.config import Rwkv7Config
 from model.checkpoint import load_checkpoint
 from model.config import ModelConfig
+from model.families.arwkv7.config import Arwkv7Config
+from model.families.mamba.config import Mamba2Config, MambaConfig
+from model.families.qwen35.config import Qwen35Config
+from model.families.rwkv7.config import Rwkv7Config
 from model.tokenizer import Tokenizer
 from model.training.config import TrainConfig
 from model.training.data import Source

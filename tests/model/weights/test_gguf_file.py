@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from model.native.runtime import HELD_KINDS
 from model.weights import CheckpointError
-from model.weights.gguf_file import GgufFile
-from model.weights.gguf_kinds import KINDS, SCALES
+from model.weights.gguf_file import KINDS, SCALES, GgufFile
 from tests.gguf_files import finish
 
 SMALL = np.arange(12, dtype=np.float32).reshape(3, 4)

@@ -12,9 +12,9 @@ import torch
 from gguf.quants import quantize
 from safetensors.torch import save_file
 
-from model.foreign.merged_weights import Merged, RowChange
+from model.families.rwkv7.read import read_native
+from model.foreign.adapters import Merged, RowChange
 from model.foreign.renamed import Part, Renamed
-from model.foreign.rwkv7 import read_native
 from model.weights import Array, StoredWeights
 from model.weights.gguf_file import GgufFile
 from model.weights.int4 import rounded

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from model.weights import CheckpointError
-from model.weights.tensor_pickle import PickleError, read_tensors
-from model.weights.torch_file import TorchFile
+from model.weights.torch_file import PickleError, TorchFile, read_tensors
 from tests.rwkv7 import unsaved_member, write_pth
 
 

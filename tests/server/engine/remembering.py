@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from model.architectures.bounded import SINKS
 from model.architectures.config import Config
+from model.architectures.hybrid import SINKS
 from model.state import StateLayout
 from model.tensor_spec import POSITION_BLOCK
 from tests.server.engine.reading import ReadingRuntime

@@ -1,5 +1,5 @@
 // Models with layers of softmax attention over a bounded past; the equations are those of
-// model/architectures/bounded_attention.py, the places those of model/architectures/bounded.py.
+// model/architectures/bounded_attention.py, the places those of model/architectures/hybrid.py.
 //
 // H is the number of heads, G that of key and value heads, F the size of a head, M the features of a
 // far part.
@@ -12,7 +12,7 @@ namespace everstream {
 // Positions whose keys and values lie next to each other: POSITION_BLOCK of model/tensor_spec.py.
 constexpr int POSITION_BLOCK = 16;
 
-// What a layer sums of the tokens that left its window; model/architectures/llama/relative.py and
+// What a layer sums of the tokens that left its window; model/families/llama/network.py and
 // delta.py have the equations.
 struct FarPart {
     enum Kind { none, relative, delta } kind = none;

@@ -1,4 +1,4 @@
-// What a layer keeps of the tokens that left its window; model/architectures/llama/relative.py and
+// What a layer keeps of the tokens that left its window; model/families/llama/network.py and
 // delta.py have the equations. All of one key head and its queries; sums over channels and over
 // features go in order, so that bits do not depend on the vector's width.
 #pragma once

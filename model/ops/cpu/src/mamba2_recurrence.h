@@ -1,4 +1,4 @@
-// Mamba-2's recurrence for one head and token (model/architectures/mamba2/ssd.py):
+// Mamba-2's recurrence for one head and token (model/families/mamba/network.py):
 //
 //   S = S + S decay + b x^T;  y = S^T c + D x0
 //

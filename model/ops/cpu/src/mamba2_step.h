@@ -1,5 +1,5 @@
 // A whole step of a batch through a Mamba-2 model, by all threads of a team together. The equations
-// are those of model/architectures/mamba2/network.py.
+// are those of model/families/mamba/network.py.
 #pragma once
 
 #include "mamba2_model.h"

@@ -1,4 +1,4 @@
-// RWKV-7's recurrence for one head (model/architectures/rwkv7/recurrence.py):
+// RWKV-7's recurrence for one head (model/families/rwkv7/network.py):
 //
 //   u = S^T c;  S = S + S decay - d u^T + k v^T;  y = S^T r
 //

@@ -1,5 +1,5 @@
 // A whole step of a batch through an RWKV-7 model, by all threads of a team together. The equations
-// are those of model/architectures/rwkv7/network.py.
+// are those of model/families/rwkv7/network.py.
 #pragma once
 
 #include "rwkv7_model.h"

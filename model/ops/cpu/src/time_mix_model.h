@@ -1,5 +1,5 @@
 // RWKV-7's time mix, which more than one family has; the equations are in
-// model/architectures/rwkv7/time_mix.py.
+// model/families/rwkv7/network.py.
 //
 // D is the width, H the number of heads, N the size of a head.
 #pragma once

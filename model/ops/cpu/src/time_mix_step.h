@@ -1,5 +1,5 @@
 // RWKV-7's time mix in a step of a batch, by all threads of a team together. The equations are those
-// of model/architectures/rwkv7/time_mix.py.
+// of model/families/rwkv7/network.py.
 #pragma once
 
 #include <cstring>

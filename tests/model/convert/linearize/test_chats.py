@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from model.convert.linearize import chats
-from model.convert.linearize.chat_format import CHAT_ML, encode
 from model.convert.linearize.chats import (
+    CHAT_ML,
     MAX_CHAT,
     Writer,
+    encode,
     write_chats,
     write_shard,
     writing_runtime,

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from typer.testing import CliRunner
 
-from model.convert.linearize.adapter import Adapter, save_adapter
 from model.convert.linearize.commands import app
+from model.convert.linearize.result import Adapter, save_adapter
 from model.convert.linearize.student import Student
 from model.hub.base import file_digest
 from tests.model.convert.linearize.test_files import write_llama

@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from model.architectures.llama.config import LlamaConfig as Config
 from model.checkpoint import load_checkpoint
-from model.convert.linearize.adapter import load_adapter
 from model.convert.linearize.conversion import Conversion, Settings, convert_to_constant
 from model.convert.linearize.report import ABLATED, CONTROL, CONVERTED, SOURCE, Measures
+from model.convert.linearize.result import load_adapter
 from model.convert.linearize.source import read_source
 from model.evaluation import DataError
+from model.families.llama.config import LlamaConfig as Config
 from model.files import ConfigError
 from model.training.data import Source as DataSource
 from model.training.errors import TrainingError

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from model.convert.linearize import measure, recall_tasks
-from model.convert.linearize.chat_format import CHAT_ML, ChatFormat
-from model.convert.linearize.recall_tasks import recall_text
+from model.convert.linearize import measure, sequences
+from model.convert.linearize.chats import CHAT_ML, ChatFormat
 from model.convert.linearize.sequences import (
     Sequences,
     Shard,
     Shares,
     Text,
     common_ids,
+    recall_text,
     tokenized,
 )
 from model.evaluation import documents
@@ -70,7 +70,7 @@ def test_chats_begin_at_a_chat_and_without_any_their_share_is_texts() -> None:
 @pytest.mark.parametrize("chat", [CHAT_ML, None])
 def test_answers_of_recall_texts_were_told_before_and_are_marked(chat: ChatFormat | None) -> None:
     tokenizer = tiny_tokenizer()
-    values = {value for kind in recall_tasks.KINDS for value in kind.values}
+    values = {value for kind in sequences.KINDS for value in kind.values}
     asked, starts = 0, set()
     for seed in range(12):
         text = recall_text(np.random.default_rng(seed), tokenizer, filler, 6000, chat)
@@ -90,8 +90,8 @@ def test_answers_of_recall_texts_were_told_before_and_are_marked(chat: ChatForma
 
 
 def test_recall_texts_share_no_name_and_no_value_with_the_measure() -> None:
-    assert not set(recall_tasks.NAMES) & set(measure.NAMES)
-    values = {value for kind in recall_tasks.KINDS for value in kind.values}
+    assert not set(sequences.NAMES) & set(measure.NAMES)
+    values = {value for kind in sequences.KINDS for value in kind.values}
     assert not values & set(measure.COLORS)
 
 

@@ -12,19 +12,13 @@ import torch
 from gguf import GGUFWriter
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from model.architectures.llama.layer_plan import LayerPlan
-from model.convert.linearize.adapter import Adapter, load_adapter, save_adapter
-from model.convert.linearize.chat_format import CHAT_ML, LLAMA3, chat_format
+from model.convert.linearize.chats import CHAT_ML, LLAMA3, chat_format
 from model.convert.linearize.network import Llama
-from model.convert.linearize.plan import (
-    LlamaShape,
-    Plan,
-    plan_from_json,
-    smollm2_plan,
-    window_plan,
-)
+from model.convert.linearize.plan import LlamaShape, Plan, plan_from_json, smollm2_plan, window_plan
+from model.convert.linearize.result import Adapter, load_adapter, save_adapter
 from model.convert.linearize.source import read_source
 from model.convert.linearize.student import Student
+from model.families.llama.config import LayerPlan
 from model.files import ConfigError
 from model.hub.base import file_digest
 from model.tokenization.cuts import CUTS

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.architectures.bounded import SINKS
-from model.architectures.llama.layer_plan import read_plans
+from model.architectures.hybrid import SINKS
 from model.convert.linearize.plan import LlamaShape, smollm2_plan, window_plan
 from model.convert.linearize.scan import (
     SCAN_WINDOW,
@@ -19,6 +18,7 @@ from model.convert.linearize.scan import (
     scan_layers,
 )
 from model.convert.linearize.student import Student
+from model.families.llama.config import read_plans
 from model.files import ConfigError
 from tests.model.convert.linearize.tiny import BLOCK_PLAN, SHAPE, tiny_ids, tiny_llama
 

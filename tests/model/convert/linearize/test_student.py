@@ -6,12 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.architectures.llama.layer_plan import LayerPlan
-from model.convert.linearize.near import near_attention
 from model.convert.linearize.network import rotated
 from model.convert.linearize.plan import Plan
-from model.convert.linearize.step import empty_state, step
-from model.convert.linearize.student import LORA_SCALE, Student
+from model.convert.linearize.student import LORA_SCALE, Student, empty_state, near_attention, step
+from model.families.llama.config import LayerPlan
 from tests.model.convert.linearize.tiny import PLAN, SHAPE, tiny_ids, tiny_llama
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from model.convert.linearize import questions
-from model.convert.linearize.chat_format import CHAT_ML, encode
+from model.convert.linearize.chats import CHAT_ML, encode
 from model.convert.linearize.plan import window_plan
 from model.convert.linearize.student import Student
 from model.convert.linearize.talk import talk

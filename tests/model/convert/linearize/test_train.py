@@ -8,12 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from model.convert.linearize.chat_format import CHAT_ML
-from model.convert.linearize.divergence import NO_LABEL, divergence
+from model.convert.linearize.chats import CHAT_ML
 from model.convert.linearize.run import Run
 from model.convert.linearize.sequences import Sequences, Shares, Text
 from model.convert.linearize.student import Student
-from model.convert.linearize.train import Choice, Head, Options, Schedule, Trainer
+from model.convert.linearize.train import (
+    NO_LABEL,
+    Choice,
+    Head,
+    Options,
+    Schedule,
+    Trainer,
+    divergence,
+)
 from model.training.errors import TrainingError
 from tests.model.convert.linearize.tiny import PLAN, SHAPE, tiny_llama, tiny_tokenizer
 

@@ -6,9 +6,9 @@ import torch
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from model.architectures.llama.layer_plan import LayerPlan
 from model.convert.linearize.network import Llama
 from model.convert.linearize.plan import LlamaShape, Plan
+from model.families.llama.config import LayerPlan
 from model.tokenizer import Tokenizer
 
 SHAPE = LlamaShape(

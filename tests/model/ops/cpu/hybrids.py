@@ -7,12 +7,10 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from model.architectures.bounded import with_past
-from model.architectures.hybrid import BoundedConfig
-from model.architectures.lfm2.config import Lfm2Config
-from model.architectures.llama.config import LlamaConfig
-from model.architectures.llama.layer_plan import LayerPlan
-from model.architectures.qwen35.config import Qwen35Config
+from model.architectures.hybrid import BoundedConfig, with_past
+from model.families.lfm2.config import Lfm2Config
+from model.families.llama.config import LayerPlan, LlamaConfig
+from model.families.qwen35.config import Qwen35Config
 
 Weights = dict[str, npt.NDArray[np.float32]]
 

@@ -11,9 +11,8 @@ import numpy.typing as npt
 import pytest
 
 from model.architectures.config import Config
-from model.architectures.lfm2.config import Lfm2Config
-from model.architectures.mamba.config import MambaConfig
-from model.architectures.mamba2.config import Mamba2Config
+from model.families.lfm2.config import Lfm2Config
+from model.families.mamba.config import Mamba2Config, MambaConfig
 from model.native.runtime import Runtime, levels
 from tests import arwkv7, mamba, rwkv7
 from tests.gguf_blocks import KINDS, BlockWeights, put_scale, random_blocks, size_of

@@ -25,7 +25,7 @@ LOAD = """
 import json, sys
 from pathlib import Path
 import numpy.random  # what a first array imports
-from model.foreign.rwkv7 import read_native
+from model.families.rwkv7.read import read_native
 from model.native.runtime import Runtime
 from model.weights.torch_file import TorchFile
 

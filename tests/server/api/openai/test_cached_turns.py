@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from model.architectures.rwkv7.chat import NAME
 from model.bundled_models import FOLDER
+from model.families.rwkv7.chat import NAME
 from tests.server.served import Served, served
 from tests.tiny import write_model
 

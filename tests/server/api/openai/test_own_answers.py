@@ -11,11 +11,11 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from model.architectures.arwkv7.chat import TEMPLATE as ARWKV7
-from model.architectures.lfm2.chat import TEMPLATE as LFM2
-from model.architectures.qwen35.chat import TEMPLATE as OUR_QWEN35
 from model.chat.call_forms import FENCED, LISTED, PARAMETERS, TAGGED, CallForm
 from model.chat.template import ChatTemplate
+from model.families.arwkv7.chat import TEMPLATE as ARWKV7
+from model.families.lfm2.chat import TEMPLATE as LFM2
+from model.families.qwen35.chat import TEMPLATE as OUR_QWEN35
 from server.api.openai.chat.body import ChatBody
 from server.api.openai.chat.calls import with_texts
 from server.api.openai.chat.prompt import prompt_of

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from model.architectures.rwkv7.chat import NAME, world_chat
 from model.chat.template import ChatTemplate
+from model.families.rwkv7.chat import NAME, world_chat
 from model.tokenization import world
 from model.tokenizer import Tokenizer
 from server.constraints.compiler import FormatCompiler

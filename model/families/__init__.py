@@ -1,0 +1,1 @@
+"""Model families other than our own block: a folder for each."""

@@ -1,0 +1,1 @@
+"""The family lfm2: its config, its network, and its published files."""

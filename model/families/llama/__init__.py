@@ -1,0 +1,1 @@
+"""The family llama: its config, its network, and its published files."""

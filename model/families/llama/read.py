@@ -1,0 +1,165 @@
+"""Llama in its Hugging Face layout, the families that are Llama with changes, and their keys."""
+
+from __future__ import annotations
+
+import re
+
+from model.families.llama.config import LlamaConfig
+from model.files import ConfigError
+from model.foreign.config import ForeignConfig
+from model.foreign.hybrid_names import HybridNames, refuse_other_head, weight, with_bias
+from model.foreign.renamed import Renamed
+from model.foreign.rotary import SCALINGS, read_rotary
+from model.foreign.weights import Weights
+from model.weights import file_name
+
+# The keys of Llama files, and which of our weights each is.
+
+
+FOLDER = HybridNames(
+    ends={
+        "embedding.weight": weight("model.embed_tokens"),
+        "norm.weight": weight("model.norm"),
+        "head.weight": weight("lm_head"),
+    },
+    block="model.layers.{}",
+    both={
+        "mixer_norm.weight": weight("input_layernorm"),
+        "mlp_norm.weight": weight("post_attention_layernorm"),
+        **{f"mlp.{name}.weight": weight(f"mlp.{name}_proj") for name in ("gate", "up", "down")},
+    },
+    attention={
+        **with_bias({name: f"self_attn.{name}_proj" for name in "qkv"}),
+        **with_bias({"out": "self_attn.o_proj"}),
+        "q_norm.weight": weight("self_attn.q_norm"),
+        "k_norm.weight": weight("self_attn.k_norm"),
+    },
+)
+
+GGUF = HybridNames(
+    ends={
+        "embedding.weight": weight("token_embd"),
+        "norm.weight": weight("output_norm"),
+        "head.weight": weight("output"),
+    },
+    block="blk.{}",
+    both={
+        "mixer_norm.weight": weight("attn_norm"),
+        "mlp_norm.weight": weight("ffn_norm"),
+        **{f"mlp.{name}.weight": weight(f"ffn_{name}") for name in ("gate", "up", "down")},
+    },
+    attention={
+        **with_bias({name: f"attn_{name}" for name in "qkv"}),
+        **with_bias({"out": "attn_output"}),
+        "q_norm.weight": weight("attn_q_norm"),
+        "k_norm.weight": weight("attn_k_norm"),
+    },
+)
+
+
+# Llama in its Hugging Face layout, and the families that are Llama with other options.
+#
+# Qwen2 has biases, Qwen3 norms of queries and keys, SmolLM3 layers without positions. Windows of
+# attention (``use_sliding_window``) are refused, and rotary positions that are scaled in other ways
+# than "linear" and "llama3".
+
+
+#: Tables that old files hold and the config implies.
+TABLES = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+#: Of so many layers of a SmolLM3 the last has no positions, where nothing else is known.
+UNROTATED_INTERVAL = 4
+
+
+def read_llama(source: ForeignConfig, weights: Weights) -> tuple[LlamaConfig, Renamed]:
+    """See the module's docstring."""
+    return _read(source, weights)
+
+
+def read_qwen2(source: ForeignConfig, weights: Weights) -> tuple[LlamaConfig, Renamed]:
+    """See the module's docstring."""
+    _refuse_windows(source)
+    return _read(source, weights, qkv_bias=True, max_context=32_768)
+
+
+def read_qwen3(source: ForeignConfig, weights: Weights) -> tuple[LlamaConfig, Renamed]:
+    """See the module's docstring."""
+    _refuse_windows(source)
+    return _read(source, weights, qk_norm=True, head_dim=128, max_context=32_768)
+
+
+def read_smollm3(source: ForeignConfig, weights: Weights) -> tuple[LlamaConfig, Renamed]:
+    """See the module's docstring."""
+    _refuse_windows(source)
+    return _read(source, weights, has_unrotated=True, theta=2e6, max_context=32_768)
+
+
+def _read(
+    source: ForeignConfig,
+    weights: Weights,
+    *,
+    qk_norm: bool = False,
+    qkv_bias: bool = False,
+    has_unrotated: bool = False,
+    head_dim: int | None = None,
+    theta: float = 10_000.0,
+    max_context: int = 2048,
+) -> tuple[LlamaConfig, Renamed]:
+    """``head_dim``, ``theta`` and ``max_context`` are the family's defaults."""
+    source.ignore("attention_dropout", "pretraining_tp", "is_llama_config")
+    source.choice("rope_interleaved", False)
+    source.choice("hidden_act", "silu")
+    source.choice("mlp_bias", False)
+    num_layers, vocab_size = source.num_layers("num_hidden_layers"), source.integer("vocab_size")
+    width, heads = source.integer("hidden_size"), source.integer("num_attention_heads")
+    head_dim = source.integer("head_dim", head_dim or width // heads)
+    rotary = read_rotary(source, theta, scalings=tuple(SCALINGS))
+    bias = source.boolean("attention_bias", False)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=width,
+        num_hidden_layers=num_layers,
+        intermediate_size=source.integer("intermediate_size"),
+        num_attention_heads=heads,
+        num_key_value_heads=source.integer("num_key_value_heads", heads),
+        head_dim=head_dim,
+        rope_theta=rotary.theta,
+        rope_factors=rotary.factors(head_dim),
+        unrotated_layers=_unrotated_layers(source, num_layers) if has_unrotated else (),
+        qk_norm=qk_norm,
+        qkv_bias=qkv_bias or bias,
+        out_bias=bias,
+        norm_eps=source.number("rms_norm_eps", 1e-6),
+        tied=source.boolean("tie_word_embeddings", False),
+        bos_token_id=source.special_id("bos_token_id", vocab_size),
+        eos_token_id=source.special_id("eos_token_id", vocab_size),
+        max_context=source.integer("max_position_embeddings", max_context),
+    )
+    files = weights.take_all()
+    file, ours = file_name(files), Renamed(files, FOLDER.parts_of(config))
+    unused = {key for key in files if TABLES.fullmatch(key)}
+    unused |= refuse_other_head(files, config, FOLDER, file)
+    ours.check(file, config.weight_shapes(), unused)
+    return config, ours
+
+
+def _refuse_windows(source: ForeignConfig) -> None:
+    source.choice("use_sliding_window", False)
+    source.ignore("sliding_window", "max_window_layers")
+    kinds = source.anything("layer_types")
+    if kinds is not None and (not isinstance(kinds, list) or set(kinds) - {"full_attention"}):
+        raise ConfigError(
+            f"{source.family}: layer_types must be a list of 'full_attention', not {kinds!r:.200}"
+        )
+
+
+def _unrotated_layers(source: ForeignConfig, num_layers: int) -> tuple[int, ...]:
+    """Of ``no_rope_layers``, which is 0 where a layer has no positions, else of the interval."""
+    interval = source.integer("no_rope_layer_interval", UNROTATED_INTERVAL)
+    flags = source.anything("no_rope_layers")
+    if flags is None:
+        return tuple(range(interval - 1, num_layers, interval))
+    if not isinstance(flags, list) or any(flag not in (0, 1) for flag in flags):
+        raise ConfigError(
+            f"{source.family}: no_rope_layers must be a list of 0 and 1, not {flags!r:.200}"
+        )
+    return tuple(layer for layer, rotates in enumerate(flags) if not rotates)

@@ -1,0 +1,1 @@
+"""The family mamba: its config, its network, and its published files."""

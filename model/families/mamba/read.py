@@ -1,0 +1,348 @@
+"""Mamba in folders of transformers, of state-spaces and of Mistral, and their keys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from model.families.mamba.config import Mamba2Config, MambaConfig
+from model.files import ConfigError
+from model.foreign.config import ForeignConfig
+from model.foreign.renamed import Part, Renamed
+from model.foreign.weights import Weights
+from model.weights import Array, CheckpointError, StoredWeights, file_name, shape_in
+
+# The keys of Mamba files, and which of our weights each is.
+
+
+#: Read at a time where a large tensor is looked through.
+_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class MambaNames:
+    """The parts of one kind of file by our names, those in a block without the block's.
+
+    ``block`` is theirs, with ``{}`` for the layer. Each of Mamba-1 and Mamba-2 has some of
+    ``inside``.
+    """
+
+    ends: Mapping[str, Part]
+    block: str
+    inside: Mapping[str, Part]
+
+    def parts_of(self, config: MambaConfig | Mamba2Config) -> dict[str, Part]:
+        """Of each weight that ``config`` lists."""
+        parts: dict[str, Part] = {}
+        for ours in config.weight_shapes():
+            if ours in self.ends:
+                parts[ours] = self.ends[ours]
+                continue
+            _, layer, name = ours.split(".", 2)
+            part = self.inside[name]
+            keys = tuple(f"{self.block.format(layer)}.{key}" for key in part.keys)
+            parts[ours] = Part(keys, part.form)
+        return parts
+
+
+def folder_names(keys: Container[str]) -> MambaNames:
+    """Those of folders with these ``keys``.
+
+    The embedding has one name in transformers and another in state-spaces' own files; Codestral's
+    own file has a prefix.
+    """
+    prefix = "model." if "model.backbone.norm_f.weight" in keys else ""
+    has_own_name = f"{prefix}backbone.embedding.weight" in keys
+    embedding = "embedding" if has_own_name else "embeddings"
+    return MambaNames(
+        ends={
+            "embedding.weight": Part((f"{prefix}backbone.{embedding}.weight",)),
+            "norm.weight": Part((f"{prefix}backbone.norm_f.weight",)),
+            "head.weight": Part((f"{prefix}lm_head.weight",)),
+        },
+        block=f"{prefix}backbone.layers.{{}}",
+        inside={
+            "mixer_norm.weight": Part(("norm.weight",)),
+            "mixer.in.weight": Part(("mixer.in_proj.weight",)),
+            "mixer.conv": Part(("mixer.conv1d.weight",), "squeezed"),
+            "mixer.conv_bias": Part(("mixer.conv1d.bias",)),
+            "mixer.x.weight": Part(("mixer.x_proj.weight",)),
+            "mixer.dt.weight": Part(("mixer.dt_proj.weight",)),
+            "mixer.dt.bias": Part(("mixer.dt_proj.bias",)),
+            **{f"mixer.{n}": Part((f"mixer.{n}",)) for n in ("dt_bias", "A_log", "D")},
+            "mixer.norm.weight": Part(("mixer.norm.weight",)),
+            "mixer.out.weight": Part(("mixer.out_proj.weight",)),
+        },
+    )
+
+
+#: Of GGUF, which has A in the place of its logarithm, and vectors of Mamba-2 as columns.
+GGUF = MambaNames(
+    ends={
+        "embedding.weight": Part(("token_embd.weight",)),
+        "norm.weight": Part(("output_norm.weight",)),
+        "head.weight": Part(("output.weight",)),
+    },
+    block="blk.{}",
+    inside={
+        "mixer_norm.weight": Part(("attn_norm.weight",)),
+        "mixer.in.weight": Part(("ssm_in.weight",)),
+        "mixer.conv": Part(("ssm_conv1d.weight",)),
+        "mixer.conv_bias": Part(("ssm_conv1d.bias",)),
+        "mixer.x.weight": Part(("ssm_x.weight",)),
+        "mixer.dt.weight": Part(("ssm_dt.weight",)),
+        "mixer.dt.bias": Part(("ssm_dt.bias",)),
+        "mixer.dt_bias": Part(("ssm_dt.bias",)),
+        "mixer.A_log": Part(("ssm_a",), "log_negative"),
+        "mixer.D": Part(("ssm_d",), "column"),
+        "mixer.norm.weight": Part(("ssm_norm.weight",), "flattened"),
+        "mixer.out.weight": Part(("ssm_out.weight",)),
+    },
+)
+
+
+def is_embedding(files: Mapping[str, Array], names: MambaNames) -> bool:
+    """Whether the head, which ``files`` have, has the numbers of the embedding."""
+    (head,), (embedding,) = (names.ends[f"{key}.weight"].keys for key in ("head", "embedding"))
+    if embedding not in files or shape_in(files, head) != shape_in(files, embedding):
+        return False
+    (num_rows, *_) = shape_in(files, head) or (0,)
+    return all(
+        np.array_equal(_rows(files, head, begin), _rows(files, embedding, begin))
+        for begin in range(0, num_rows, _ROWS)
+    )
+
+
+def unused_keys(files: Mapping[str, Array], names: MambaNames, tied: bool, name: str) -> set[str]:
+    """The key of the head that a tied model's files may hold, as some hold the embedding twice.
+
+    Raises `CheckpointError` where it is not the embedding.
+    """
+    (head,) = names.ends["head.weight"].keys
+    if not tied or head not in files:
+        return set()
+    if not is_embedding(files, names):
+        raise CheckpointError(f"{name}: {head} is not the embedding, though they are tied")
+    return {head}
+
+
+def _rows(files: Mapping[str, Array], key: str, begin: int) -> Array:
+    if isinstance(files, StoredWeights):
+        return files.rows(key, begin, begin + _ROWS)
+    return files[key][begin : begin + _ROWS]
+
+
+# Mamba in folders of transformers (mamba, falcon_mamba, mamba2), of state-spaces and of Mistral.
+#
+# Those of state-spaces have no ``model_type``, sizes by other names, and often no tokenizer: that
+# is GPT-NeoX-20B's. Their vocabulary is padded to a multiple. Mistral's of Codestral are the same
+# network with a config that says less. Tensors are read when they are asked for.
+#
+# What no published model has, and is refused: biases of the projections, convolutions without a
+# bias, norms other than RMSNorm, a bounded Delta, an MLP, and layers of attention.
+
+
+#: What training starts from, what kernels use, and second names of fields.
+HARMLESS = (
+    *("residual_in_fp32", "rescale_prenorm_residual", "chunk_size", "fused_add_norm"),
+    *("time_step_min", "time_step_max", "time_step_floor", "time_step_init_scheme"),
+    *("time_step_scale", "use_mambapy", "use_falcon_mambapy", "use_associative_scan"),
+    *("d_inner", "d_model", "n_layer", "pad_vocab_size_multiple", "tokenizer_class"),
+)
+#: The same in ``ssm_cfg``.
+HARMLESS_SSM = (
+    *("dt_min", "dt_max", "dt_init", "dt_scale", "dt_init_floor", "A_init_range"),
+    *("chunk_size", "use_mem_eff_path", "use_fast_path", "conv_init"),
+)
+#: Epsilon of every norm of state-spaces' models.
+NORM_EPS = 1e-5
+
+
+def read_mamba(source: ForeignConfig, weights: Weights) -> tuple[MambaConfig, Renamed]:
+    """A folder of ``mamba`` or ``falcon_mamba``."""
+    _refuse_others(source)
+    if source.anything("ssm_cfg"):
+        raise ConfigError(f"{source.family}: ssm_cfg is not supported next to a model_type")
+    vocab_size, width = source.integer("vocab_size", 50280), source.integer("hidden_size", 768)
+    inner = source.integer("expand", 2) * width
+    is_falcon = source.family == "falcon_mamba"
+    config = MambaConfig(
+        vocab_size=vocab_size,
+        hidden_size=width,
+        num_hidden_layers=source.num_layers("num_hidden_layers", 32),
+        inner_size=source.integer("intermediate_size", inner),
+        state_size=source.integer("state_size", 16),
+        conv_size=source.integer("conv_kernel", 4),
+        dt_rank=_rank(source, "time_step_rank", width),
+        norm_eps=source.number("layer_norm_epsilon", NORM_EPS),
+        mixer_norm=is_falcon,
+        mixer_norm_eps=source.number("mixer_rms_eps", 1e-6) if is_falcon else 1e-6,
+        tied=source.boolean("tie_word_embeddings", True),
+        bos_token_id=source.special_id("bos_token_id", vocab_size),
+        eos_token_id=source.special_id("eos_token_id", vocab_size),
+    )
+    return config, _renamed(config, weights)
+
+
+def read_mamba2(source: ForeignConfig, weights: Weights) -> tuple[Mamba2Config, Renamed]:
+    """A folder of ``mamba2``; defaults are those of `transformers`, which describe Codestral."""
+    source.ignore("time_step_rank")
+    _refuse_others(source)
+    _refuse_limit(source, "time_step_limit")
+    source.choice("norm_before_gate", False)
+    vocab_size, width = source.integer("vocab_size", 32768), source.integer("hidden_size", 4096)
+    heads, head_dim = source.integer("num_heads", 128), source.integer("head_dim", 64)
+    inner = source.integer("expand", 2) * width
+    if heads * head_dim != inner or source.integer("intermediate_size", inner) != inner:
+        raise ConfigError(
+            f"{source.family}: num_heads * head_dim is {heads * head_dim}, not expand *"
+            f" hidden_size = {inner}"
+        )
+    config = Mamba2Config(
+        vocab_size=vocab_size,
+        hidden_size=width,
+        num_hidden_layers=source.num_layers("num_hidden_layers", 64),
+        num_attention_heads=heads,
+        head_dim=head_dim,
+        state_size=source.integer("state_size", 128),
+        num_groups=source.integer("n_groups", 8),
+        conv_size=source.integer("conv_kernel", 4),
+        norm_eps=source.number("layer_norm_epsilon", NORM_EPS),
+        tied=source.boolean("tie_word_embeddings", False),
+        bos_token_id=source.special_id("bos_token_id", vocab_size),
+        eos_token_id=source.special_id("eos_token_id", vocab_size),
+    )
+    return config, _renamed(config, weights)
+
+
+def read_state_spaces(
+    source: ForeignConfig, weights: Weights
+) -> tuple[MambaConfig | Mamba2Config, Renamed]:
+    """A folder of state-spaces: Mamba-1 or Mamba-2, as its ``ssm_cfg`` says."""
+    source.ignore("residual_in_fp32", "fused_add_norm")
+    source.choice("rms_norm", True)
+    source.choice("d_intermediate", 0, None)
+    if source.anything("attn_cfg"):
+        raise ConfigError("attn_cfg is not supported: layers of attention are not")
+    source.ignore("attn_layer_idx")  # an empty list, else it is refused before
+    cfg = source.anything("ssm_cfg")
+    cfg = {} if cfg is None else cfg
+    if not isinstance(cfg, dict):
+        raise ConfigError(f"ssm_cfg must be an object, not {cfg!r:.80}")
+    mixer = ForeignConfig({"model_type": "ssm_cfg", **cfg})
+    mixer.ignore(*HARMLESS_SSM)
+    layer = mixer.choice("layer", "Mamba1", "Mamba2")
+    mixer.choice("bias", False)
+    mixer.choice("conv_bias", True)
+    multiple = source.integer("pad_vocab_size_multiple", 8)
+    vocab_size = -(-source.integer("vocab_size", 50277) // multiple) * multiple
+    width = source.integer("d_model")
+    inner = mixer.integer("expand", 2) * width
+    both: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": width,
+        "num_hidden_layers": source.num_layers("n_layer"),
+        "conv_size": mixer.integer("d_conv", 4),
+        "norm_eps": NORM_EPS,
+        "tied": source.boolean("tie_embeddings", True),
+        "bos_token_id": source.special_id("bos_token_id", vocab_size),
+        "eos_token_id": source.special_id("eos_token_id", vocab_size),
+    }
+    config = _mamba2(mixer, inner, both) if layer == "Mamba2" else _mamba(mixer, inner, both)
+    mixer.refuse_unknown()
+    return config, _renamed(config, weights)
+
+
+def read_mistral(source: ForeignConfig, weights: Weights) -> tuple[Mamba2Config, Renamed]:
+    """Codestral Mamba by its ``params.json``: mistral_inference's ``MambaArgs``.
+
+    That passes the groups to state-spaces' package, which has its own default for the rest.
+    """
+    source.ignore("residual_in_fp32", "fused_add_norm")
+    source.choice("rms_norm", True)
+    multiple = source.integer("pad_vocab_size_multiple", 1)
+    vocab_size = -(-source.integer("vocab_size") // multiple) * multiple
+    width = source.integer("dim")
+    both: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": width,
+        "num_hidden_layers": source.num_layers("n_layers"),
+        "norm_eps": NORM_EPS,
+        "tied": source.boolean("tie_embeddings", False),
+        "bos_token_id": source.special_id("bos_token_id", vocab_size),
+        "eos_token_id": source.special_id("eos_token_id", vocab_size),
+    }
+    groups = ForeignConfig({"model_type": "params.json", "ngroups": source.integer("n_groups", 1)})
+    config = _mamba2(groups, 2 * width, both)
+    return config, _renamed(config, weights)
+
+
+def _mamba(mixer: ForeignConfig, inner: int, both: dict[str, Any]) -> MambaConfig:
+    return MambaConfig(
+        **both,
+        inner_size=inner,
+        state_size=mixer.integer("d_state", 16),
+        dt_rank=_rank(mixer, "dt_rank", both["hidden_size"]),
+    )
+
+
+def _mamba2(mixer: ForeignConfig, inner: int, both: dict[str, Any]) -> Mamba2Config:
+    mixer.choice("rmsnorm", True)
+    mixer.choice("norm_before_gate", False)
+    mixer.choice("D_has_hdim", False)
+    mixer.choice("d_ssm", None, inner)
+    _refuse_limit(mixer, "dt_limit")
+    head_dim = mixer.integer("headdim", 64)
+    if inner % head_dim:
+        raise ConfigError(f"{mixer.family}: headdim must divide {inner}, not {head_dim}")
+    return Mamba2Config(
+        **both,
+        num_attention_heads=inner // head_dim,
+        head_dim=head_dim,
+        state_size=mixer.integer("d_state", 128),
+        num_groups=mixer.integer("ngroups", 1),
+    )
+
+
+def _rank(source: ForeignConfig, name: str, width: int) -> int:
+    """A sixteenth of the width, where the file does not say it or says "auto"."""
+    value = source.anything(name)
+    value = math.ceil(width / 16) if value in (None, "auto") else value
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"{source.family}: {name} must be a positive integer, not {value!r:.80}")
+    return value
+
+
+def _refuse_others(source: ForeignConfig) -> None:
+    """Raises `ConfigError` for what these networks do not do."""
+    source.ignore(*HARMLESS)
+    source.choice("use_bias", False)
+    source.choice("use_conv_bias", True)
+    source.choice("hidden_act", "silu", "swish")
+    source.choice("rms_norm", True)
+
+
+def _refuse_limit(source: ForeignConfig, name: str) -> None:
+    """Raises `ConfigError` where Delta has a bound, which is applied in some forms only."""
+    limit = source.anything(name)
+    if limit is None:
+        return
+    low, high = limit if isinstance(limit, list) and len(limit) == 2 else (None, None)
+    high = high.get("__float__") if isinstance(high, dict) else high
+    is_infinite = high == math.inf or str(high) in ("Infinity", "inf")
+    if type(low) not in (int, float) or low != 0 or not is_infinite:
+        raise ConfigError(
+            f"{source.family}: {name} {limit!r:.80} is not supported, only 0 to infinity"
+        )
+
+
+def _renamed(config: MambaConfig | Mamba2Config, weights: Weights) -> Renamed:
+    files = weights.take_all()
+    name, names = file_name(files), folder_names(files)
+    ours = Renamed(files, names.parts_of(config))
+    ours.check(name, config.weight_shapes(), unused_keys(files, names, config.tied, name))
+    return ours

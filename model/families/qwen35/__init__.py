@@ -1,0 +1,1 @@
+"""The family qwen35: its config, its network, and its published files."""

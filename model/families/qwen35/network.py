@@ -1,0 +1,106 @@
+"""Qwen3.5 as published (transformers' ``qwen3_5``), text alone, dense.
+
+The gated delta net (Yang et al. 2024, "Gated Delta Networks", arXiv 2412.06464), with h the normed
+input, an l2 norm of each q and k, and q also divided by sqrt(K):
+
+    q, k, v = silu(conv(W_qkv h)),   beta = sigmoid(W_b h)
+    log a = -exp(A_log) softplus(W_a h + dt_bias)
+    S_t = a_t S_{t-1} + k_t (beta_t (v_t - a_t S_{t-1}^T k_t))^T,   o_t = S_t^T q_t
+    y = W_out (rms_norm(o) * silu(W_z h))
+
+The rule itself is `model.ops.delta`, attention `model.architectures.bounded_attention`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from model.architectures.bounded_attention import BoundedAttention
+from model.architectures.decoder import Decoder, Mixer
+from model.architectures.network import State
+from model.families.qwen35.config import Qwen35Config
+from model.ops.delta import delta_chunk, delta_step
+from model.ops.fused.convolution import convolved_silu
+from model.ops.fused.gated_norm import gated_rms_norm
+
+#: What a head's rate of decay starts from in training, evenly drawn; as published.
+RATES = (0.01, 16.0)
+
+
+class Qwen35(Decoder):
+    """See `model.architectures.network.Network`."""
+
+    def __init__(self, config: Qwen35Config) -> None:
+        mixers = [
+            _attention(config) if is_attention else GatedDeltaNet(config)
+            for is_attention in config.is_attention
+        ]
+        super().__init__(config, mixers, config.norm_eps, config.tied)
+
+
+def _attention(config: Qwen35Config) -> Mixer:
+    return BoundedAttention(
+        config.hidden_size,
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        config.head_dim,
+        rotary_dim=config.rotary_dim,
+        rope_theta=config.rope_theta,
+        eps=config.norm_eps,
+        gated=config.gated,
+        context=config.context,
+    )
+
+
+class GatedDeltaNet(Mixer):
+    """See the module. State "conv" [B, W - 1, C] and "S" [B, Hv, K, V], float32."""
+
+    def __init__(self, config: Qwen35Config) -> None:
+        super().__init__()
+        width, heads, channels = config.hidden_size, config.num_value_heads, config.conv_channels
+        self.num_key_heads, self.key_head_dim = config.num_key_heads, config.key_head_dim
+        self.num_value_heads, self.eps = heads, config.norm_eps
+        self.qkv = nn.Linear(width, channels, bias=False)
+        self.z = nn.Linear(width, config.value_channels, bias=False)
+        self.b = nn.Linear(width, heads, bias=False)
+        self.a = nn.Linear(width, heads, bias=False)
+        self.conv = nn.Parameter(torch.empty(channels, config.conv_size))
+        self.A_log = nn.Parameter(torch.empty(heads))
+        self.dt_bias = nn.Parameter(torch.empty(heads))
+        self.norm = nn.RMSNorm(config.value_head_dim)
+        self.out = nn.Linear(config.value_channels, width, bias=False)
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        """As published. The convolution as torch's own."""
+        bound = self.conv.shape[1] ** -0.5
+        with torch.no_grad():
+            self.conv.uniform_(-bound, bound, generator=generator)
+            self.A_log.uniform_(*RATES, generator=generator).log_()
+            self.dt_bias.fill_(1.0)
+
+    def forward(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
+        """See `Mixer`."""
+        rows = self.num_key_heads * self.key_head_dim
+        qkv, conv = convolved_silu(self.qkv(x), self.conv, state["conv"], rows, self.key_head_dim)
+        q, k, v = qkv.float().split([rows, rows, qkv.shape[-1] - 2 * rows], dim=-1)
+        q, k = (self._for_values(keys) for keys in (q, k))
+        v = v.unflatten(-1, (self.num_value_heads, -1))
+        beta = F.logsigmoid(self.b(x).float()).exp()
+        rate = F.softplus(self.a(x).float() + self.dt_bias.float())
+        log_decay = -self.A_log.float().exp() * rate
+        if x.shape[1] == 1:
+            q, k, v, beta, log_decay = (t[:, 0] for t in (q, k, v, beta, log_decay))
+            o, sums = delta_step(q, k, v, beta, log_decay, state["S"])
+            o = o.unsqueeze(1)
+        else:
+            o, sums = delta_chunk(q, k, v, beta, log_decay, state["S"])
+        z = self.z(x).unflatten(-1, (self.num_value_heads, -1))
+        y = gated_rms_norm(o, self.norm.weight, z, self.eps)
+        return self.out(y.flatten(-2)), {"conv": conv, "S": sums}
+
+    def _for_values(self, keys: Tensor) -> Tensor:
+        """[B, T, Hk K] to [B, T, Hv, K]: the key head of each value head."""
+        heads: Tensor = keys.unflatten(-1, (self.num_key_heads, -1))
+        return heads.repeat_interleave(self.num_value_heads // self.num_key_heads, dim=2)
