@@ -22,6 +22,7 @@ from server.engine.session import (
     SessionValue,
     StateBlock,
 )
+from server.engine.stages import SessionEvent, Stage
 from server.engine.tables import RequestTable, SessionTable
 from server.engine.text import Detokenizer, StopStrings, TurnText, check_tokens
 from server.engine.types import Failed, Finished, Migrated, SessionInfo, TokenEvent
@@ -286,7 +287,11 @@ class Keeper:
         session = Session.of(past.value, Detokenizer(self._tokenizer), now)
         progress = replay(session, past.value.progress, past.entries)
         check_loaded(session.length, self._longest)
-        self._table.add(session)
+        session.stage = Stage.LOADING
+        is_done = progress is None
+        self._table.add(
+            session, SessionEvent.RESTORE if is_done else SessionEvent.RESTORE_UNFINISHED
+        )
         return session, progress
 
     def make_room(self) -> None:
@@ -305,8 +310,9 @@ class Keeper:
     def evict(self, session: Session) -> None:
         """The store alone has the session from now on, with what it runs, which is parked."""
         self.num_evicted += 1
+        self._table.change(session, SessionEvent.EVICT)
         self._record_value(session, evicted=True)
-        self._forget(session)
+        self._forget(session, SessionEvent.SAVED)
 
     def expire(self, now: float) -> None:
         """Evicts sessions that have been idle for too long: to the store, or for good."""
@@ -318,7 +324,7 @@ class Keeper:
                 self.evict(session)
             else:
                 self._table.record(session, Deleted())
-                self._forget(session)
+                self._forget(session, SessionEvent.CLOSE)
 
     def trim(self) -> None:
         """Evicts idle sessions as long as states take more than `EngineConfig.max_asleep_bytes`."""
@@ -343,11 +349,13 @@ class Keeper:
         if self._table.is_finite(value.state):
             self._table.record(session, Saved(value, evicted))
 
-    def _forget(self, session: Session) -> None:
+    def _forget(self, session: Session, event: SessionEvent) -> None:
         """With the request that it has parked."""
+        if event is SessionEvent.CLOSE and self._table.request_of(session) is not None:
+            self._table.change(session, SessionEvent.FINISH)
         self._requests.leave(session)
         self._table.drop_request(session)
-        self._table.close(session)
+        self._table.close(session, event)
 
 
 def info_of(session: Session, live: Live | None, layout: StateLayout, now: float) -> SessionInfo:
@@ -395,6 +403,10 @@ class OwnedSessions:
     def info(self, session: str, owner: str, now: float) -> SessionInfo:
         """Raises `SessionNotFound`."""
         return self.of(self._table.find(session, owner), now)
+
+    def stage(self, session: str, owner: str) -> Stage:
+        """Where it is in its life. Raises `SessionNotFound`."""
+        return self._table.find(session, owner).stage
 
     def value(self, session: str, owner: str) -> SessionValue:
         """The session now, with its own copy of the state. Raises `SessionNotFound`."""

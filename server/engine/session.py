@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from server.engine.sampling import PENALTY_WINDOW
+from server.engine.stages import Stage
 from server.engine.text import Detokenizer, TokenArray, TurnState, TurnText
 from server.engine.types import Finished, Request, TokenEvent
 from server.errors import RequestError
@@ -362,8 +363,9 @@ class Session:
     next request its first logits. ``state`` None is the empty one, unless the
     session has a ``slot``; ``stored`` is the position of the last copy of its state, and the
     file that a store keeps that in. The request that it runs is known to `SessionTable`. One
-    that is ``expendable`` may be forgotten where there is no room and no store. Its
-    text is not in its ``repr``, which a log may show.
+    that is ``expendable`` may be forgotten where there is no room and no store. The ``stage`` of
+    one that is kept changes in `SessionTable.change`. Its text is not in its ``repr``, which a log
+    may show.
     """
 
     id: str
@@ -383,6 +385,7 @@ class Session:
     num_unfed: int = 0
     constraint: OpenConstraint | None = field(default=None, repr=False)
     expendable: bool = False
+    stage: Stage = Stage.ABSENT
     origin: Origin | None = None
     recent: deque[int] = field(default_factory=lambda: deque(maxlen=PENALTY_WINDOW), repr=False)
     _segments: deque[_Unfed] = field(default_factory=deque)

@@ -13,6 +13,7 @@ from server.engine.request import Live, Phase
 from server.engine.runner import Runner, StatePool
 from server.engine.scheduler import Scheduler
 from server.engine.session import Entry, Progress, Record, Session, StateBlock
+from server.engine.stages import SessionEvent, after
 from server.engine.types import Event, Failed, Finished, FinishReason, Request, Usage
 from server.errors import QueueFull, RequestError, SessionBusy, SessionNotFound
 
@@ -65,9 +66,15 @@ class SessionTable:
         if session.keep:
             self.records.append((session.id, entry))
 
-    def add(self, session: Session) -> None:
+    def change(self, session: Session, event: SessionEvent) -> None:
+        """``event`` happens to a session, which may be kept."""
+        if session.keep:
+            session.stage = after(session.stage, event)
+
+    def add(self, session: Session, event: SessionEvent = SessionEvent.OPEN) -> None:
         """A session without a slot, which is new or comes from the store."""
         assert self.has_room and session.id not in self._sessions, session.id
+        self.change(session, event)
         self._sessions[session.id] = session
         self._hold(session, session.state)
         if session.keep:
@@ -90,7 +97,8 @@ class SessionTable:
         if session.id in self._requests:
             raise SessionBusy
         self._requests[session.id] = live
-        if not live.parked:
+        if not live.parked:  # it was not when the session came from the store
+            self.change(session, SessionEvent.BEGIN)
             self._quiet.pop(session.id, None)
 
     def request_of(self, session: Session) -> Live | None:
@@ -110,9 +118,10 @@ class SessionTable:
         else:
             self.close(session)
 
-    def close(self, session: Session) -> None:
+    def close(self, session: Session, event: SessionEvent = SessionEvent.CLOSE) -> None:
         """Forgets the session, with its slot."""
         assert session.id not in self._requests, session
+        self.change(session, event)
         del self._sessions[session.id]
         self._quiet.pop(session.id, None)
         self._slotted.pop(session.id, None)
@@ -333,12 +342,14 @@ class RequestTable:
         self._scheduler.remove(live)
         live.move(Phase.PARKED)
         live.drafts, live.num_drafts = (), 0
+        self._sessions.change(live.session, SessionEvent.PARK)
         self._sessions.release(live.session)
 
     def unpark(self, live: Live) -> None:
         """Lets a parked request continue when it is its turn. No effect on another one."""
         if live.parked:
             live.move(Phase.WAITING)
+            self._sessions.change(live.session, SessionEvent.UNPARK)
             self._sessions.stir(live.session)
             self._scheduler.add(live)
 
@@ -420,6 +431,7 @@ class RequestTable:
             self._scheduler.remove(live)
         live.move(Phase.FINISHED)
         self._sessions.drop_request(live.session)
+        self._sessions.change(live.session, SessionEvent.FINISH)
         self._forget(live)
 
     def _forget(self, live: Live) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Literal, Protocol, TypeVar, get_args
 
 from server.engine.session import Past
+from server.engine.stages import SessionEvent, Stage, after
 from server.engine.types import Finished, SessionInfo, TokenEvent
 from server.errors import RequestError, SessionAttached, SessionNotFound
 from server.runtime.async_engine import AsyncEngine
@@ -257,6 +258,7 @@ class _Load:
     owner: str
     handover: Handover
     after_seq: int | None
+    stage: Stage = Stage.LOADING
     num_waiting: int = 0
     loaded: LoadedSession | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -395,8 +397,10 @@ class SessionLoader:
                     raise found
                 await self._move(load, found)
                 num_moves += 1
-        except SessionNotFound:
-            await self.check_elsewhere(load.session, load.owner)
+        except RequestError as error:
+            load.stage = after(load.stage, SessionEvent.FAIL)
+            if isinstance(error, SessionNotFound):
+                await self.check_elsewhere(load.session, load.owner)
             raise
         loaded, page = found
         past = Past(loaded.value, loaded.entries)
@@ -408,7 +412,9 @@ class SessionLoader:
         """Gets the session from the replica that owns it."""
         if self._ownership is None or load.handover == "never":
             raise owned
+        load.stage = after(load.stage, SessionEvent.OWNED_ELSEWHERE)
         await self._ownership.acquire(load.session, load.owner, owned.replica, load.handover)
+        load.stage = after(load.stage, SessionEvent.HANDED_OVER)
 
     async def check_elsewhere(self, session: str, owner: str) -> None:
         """Raises `OtherVersion` where ``owner`` has the session in another version's store."""

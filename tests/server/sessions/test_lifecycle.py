@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.engine.engine import Engine
+from server.engine.stages import TRANSITIONS, SessionEvent, Stage
 from server.engine.types import Event
 from server.errors import RequestError
 from server.runtime.async_engine import AsyncEngine
@@ -24,7 +25,6 @@ from server.store.base import Loaded, OwnedElsewhere, StoreFailed
 from tests.fakes import FakeEngine
 from tests.server.failing_store import FailingStore
 from tests.server.running_engine import driving, request
-from tests.server.sessions.lifecycle import TRANSITIONS, SessionEvent, Stage
 
 #: One after the other they take every row of the table.
 EVERY_TRANSITION = (
@@ -131,9 +131,9 @@ class Walk:
             if not engine.kept.has(self._session, "me"):
                 return Stage.ABSENT
             info = engine.kept.info(self._session, "me", now)
-            if not info.busy:
-                return Stage.IDLE
-            return Stage.PARKED if info.parked else Stage.RUNNING
+            stage = engine.kept.stage(self._session, "me")
+            assert (info.busy, info.parked) == (stage is not Stage.IDLE, stage is Stage.PARKED)
+            return stage
 
         return await self._async_engine.call(stage_in)
 

@@ -1,4 +1,4 @@
-"""The life of a kept session at one replica, as a table; `test_lifecycle` takes each transition.
+"""The life of a kept session at one replica, as a table.
 
     ABSENT --load--> LOADING --owned_elsewhere--> REMOTE
       ^ |               |  ^------handed_over-------'
@@ -9,8 +9,8 @@
       |  evict                                        evict
       '--- LEAVING <----------------------------------'
 
-No stage is stored: each follows from what the engine's `SessionTable` and the `SessionLoader` have.
-What the store does with a session that is ABSENT here is not in the table.
+The engine's `SessionTable` and the `SessionLoader` change a stage by `after` alone, which knows no
+other ways. What the store does with a session that is ABSENT here is not in the table.
 """
 
 from __future__ import annotations
@@ -69,3 +69,9 @@ TRANSITIONS: Mapping[tuple[Stage, SessionEvent], Stage] = {
     (Stage.LEAVING, SessionEvent.SAVED): Stage.ABSENT,
     (Stage.IDLE, SessionEvent.CLOSE): Stage.ABSENT,
 }
+
+
+def after(stage: Stage, event: SessionEvent) -> Stage:
+    """The stage that follows. It is a fault of this program where the table has none."""
+    assert (stage, event) in TRANSITIONS, f"{event.name} in {stage.name}"
+    return TRANSITIONS[stage, event]
