@@ -49,7 +49,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "store check": ("server.cli.store", "check_command"),
     "store backup": ("server.cli.store", "backup_command"),
     "store new-id": ("server.cli.store", "new_id_command"),
-    "store salvage": ("server.cli.store", "salvage_command"),
     "store compact": ("server.cli.store", "compact_command"),
     "store export": ("server.cli.store", "export_command"),
 }

@@ -1,4 +1,4 @@
-"""``everstream store``: check, salvage, compact, export and back up what a server has stored."""
+"""``everstream store``: check, compact, export and back up what a server has stored."""
 
 from __future__ import annotations
 
@@ -21,14 +21,12 @@ from server.store.sqlite.database import owner as owner_of_lock
 from server.store.sqlite.maintenance import (
     back_up,
     newest_identity,
-    num_sessions,
     owner_and_identity,
     problems,
     renew_id,
     stores_in,
     sync_tree,
 )
-from server.store.sqlite.salvage import salvage
 from server.store.sqlite.store import SqliteStore, open_store
 from server.store.table_store import StoreLimits
 
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
     from server.engine.session import SessionValue
 
 
-# ``everstream store``: check, salvage, compact and export what a server has stored.
+# ``everstream store``: check, compact and export what a server has stored.
 
 
 Store = Annotated[Path, typer.Argument(metavar="PATH", help="Folder of the store.")]
@@ -59,35 +57,6 @@ def check_command(path: Store) -> None:
         typer.echo(f"everstream: {found} problem{'s' if found > 1 else ''} in {path}", err=True)
         raise typer.Exit(1)
     typer.echo(f"{path}: whole")
-
-
-def salvage_command(
-    path: Store,
-    new: Annotated[
-        Path, typer.Argument(metavar="NEW", help="Folder to create; it must not exist.")
-    ],
-) -> None:
-    """Copy what is readable in a damaged store to a new one.
-
-    Prints what was lost. The damaged store does not change; the server must not run.
-    """
-    if not (path / DATABASE_FILE).is_file():
-        raise fail(f"{path} has no {DATABASE_FILE}: without it nothing is known of any session")
-    if (process := owner_of_lock(path)) is not None:
-        raise fail(f"process {process} has the store {path}: stop it first")
-    if new.exists():
-        raise fail(f"{new} exists: name a folder that does not")
-    num_lost = 0
-    try:
-        for line in salvage(path, new):
-            typer.echo(line)
-            num_lost += 1
-        num_kept = num_sessions(new)
-    except (OSError, StoreError) as error:
-        shutil.rmtree(new, ignore_errors=True)
-        raise fail(f"nothing can be read of {path / DATABASE_FILE}: {reason(error)}") from error
-    typer.echo(f"{new}: {num_kept} sessions; start the server with --store {new}")
-    raise typer.Exit(1 if num_lost else 0)
 
 
 def compact_command(

@@ -51,9 +51,8 @@ def foreign_states(path: Path) -> str:
     """What to do where the states in ``path`` are not those of its database."""
     return (
         f"{path} has states of sessions that its database does not know: the database was lost or "
-        f"replaced. Nothing was changed. Put the right database back, or keep what can be read: "
-        f"everstream store salvage {path} NEW_FOLDER. To start again, move "
-        f"{path / SNAPSHOTS_DIR} away"
+        f"replaced. Nothing was changed. Put the right database back or restore a backup. To start "
+        f"again, move {path / SNAPSHOTS_DIR} away"
     )
 
 

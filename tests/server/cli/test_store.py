@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from server.cli.store import check_command, compact_command, export_command, salvage_command
+from server.cli.store import check_command, compact_command, export_command
 from server.store.portable import import_session
 from server.store.sqlite.database import DATABASE_FILE, signing_key
 from server.store.sqlite.store import open_store
@@ -20,7 +20,6 @@ app = typer.Typer()
 app.command("check")(check_command)
 app.command("compact")(compact_command)
 app.command("export")(export_command)
-app.command("salvage")(salvage_command)
 
 
 def run(*arguments: object) -> Result:

@@ -58,7 +58,7 @@ def test_states_of_a_lost_database_are_not_deleted(path: Path, lose: Loss) -> No
     lose(path)
     before = [name for name in files_of(path) if name.startswith("snapshots")]
     for _ in range(2):
-        with pytest.raises(StoreFailed, match="everstream store salvage"):
+        with pytest.raises(StoreFailed, match="restore a backup"):
             open_store(path, IDENTITY)
     assert [name for name in files_of(path) if name.startswith("snapshots")] == before
     (path / DATABASE_FILE).write_bytes(whole)
@@ -85,7 +85,7 @@ def test_a_log_without_its_database_is_not_deleted(tmp_path: Path, lose: Loss) -
     lose(tmp_path / "dead")
     log = tmp_path / "dead" / f"{DATABASE_FILE}-wal"
     before = log.read_bytes()
-    with pytest.raises(StoreFailed, match="everstream store salvage"):
+    with pytest.raises(StoreFailed, match="restore a backup"):
         open_store(tmp_path / "dead", IDENTITY)
     assert log.read_bytes() == before
 
@@ -95,7 +95,7 @@ def test_database_lost_while_the_store_is_open_is_not_recreated(path: Path) -> N
     states = sorted(path.glob("snapshots/*/*"))
     away = [file.rename(path.parent / file.name) for file in path.glob(f"{DATABASE_FILE}*")]
     for _ in range(2):
-        with pytest.raises(StoreFailed, match="everstream store salvage"):
+        with pytest.raises(StoreFailed, match="restore a backup"):
             store.commit([writer.opened()])
     assert sorted(path.glob("snapshots/*/*")) == states
     for file in away:

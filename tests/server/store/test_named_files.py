@@ -9,7 +9,6 @@ import pytest
 from server.store.base import DiskFiles, StoreFailed
 from server.store.sqlite.files import NAMED_DIR
 from server.store.sqlite.maintenance import problems
-from server.store.sqlite.salvage import salvage
 from server.store.sqlite.store import open_store
 from tests.server.store.records import IDENTITY, Writer, file_digest, named_file
 
@@ -51,7 +50,7 @@ def test_broken_file_is_left_out(tmp_path: Path) -> None:
     again.close()
 
 
-def test_check_names_a_broken_one_and_salvage_leaves_it_out(tmp_path: Path) -> None:
+def test_check_names_a_broken_one(tmp_path: Path) -> None:
     store, writer = open_store(tmp_path / "store", IDENTITY), Writer()
     store.commit([writer.opened(), *writer.turn(3)])
     for name in ("good", "bad"):
@@ -62,11 +61,6 @@ def test_check_names_a_broken_one_and_salvage_leaves_it_out(tmp_path: Path) -> N
     file.write_bytes(file.read_bytes()[:-1] + b"\xff")
     line = "the named state bad: the file is not a state of everstream: its checksum is wrong"
     assert list(problems(tmp_path / "store")) == [line]
-    assert list(salvage(tmp_path / "store", tmp_path / "new")) == [line]
-    again = open_store(tmp_path / "new", IDENTITY)
-    assert again.named_states() == {"good": file_digest(1)}
-    assert again.read_named("good") == b"".join(named_file(1))
-    again.close()
 
 
 def test_failed_write_leaves_the_old_one(tmp_path: Path) -> None:
