@@ -61,11 +61,16 @@ NGINX_TESTS := tests/deploy/test_nginx.py
 CADDY := $(shell command -v caddy 2>/dev/null)
 CADDY_TESTS := tests/deploy/test_caddy.py
 
-# Tests that need no process, browser, database or other package: see tests/needs.py.
-QUICK := tests/model tests/server tests/docs
+PYTEST = $(BIN)/python -m pytest $(WORKERS) $(if $(CHROMIUM),,--ignore=tests/browser --ignore=$(NODE_TESTS)/test_chromium.py) \
+	$(if $(NODE),,--ignore=$(NODE_TESTS) $(NODE_PACKAGES:%=--ignore=%)) \
+	$(if $(ARM),,--ignore=$(ARM_TESTS)) \
+	$(if $(NGINX),,--ignore=$(NGINX_TESTS)) \
+	$(if $(CADDY),,--ignore=$(CADDY_TESTS)) \
+	$(if $(POSTGRES),,$(POSTGRES_TESTS:%=--ignore=%)) \
+	$$($(HAS_NATIVE) || echo --ignore=tests/model/ops)
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help serve test quick reliability processors fuzz chaos compat lint format bench published soak docker docker-check clean
+.PHONY: FORCE help serve test full reliability processors fuzz chaos compat lint format bench published soak docker docker-check clean
 
 help: ## Lists the tasks
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -74,7 +79,11 @@ serve: $(VENV)/.installed ## Installs what is missing and serves the bundled mod
 	@chat=; $(if $(CHAT),if $(FETCH_BASE); then chat="--model $(CHAT)"; fi;) \
 		$(BIN)/everstream serve $$chat $(if $(strip $(OWN_MODEL)),,--model everstream-stories) $(ARGS)
 
-test: $(VENV)/.installed-dev ## Installs what is missing and runs every test
+test: $(VENV)/.installed-dev ## Installs what is missing and runs unit tests, and some whole ways through the server
+	@$(HAS_NATIVE) || echo "$(WITHOUT_NATIVE)" >&2
+	@$(PYTEST) -m "unit or smoke" --hypothesis-profile quick $(ARGS)
+
+full: $(VENV)/.installed-dev ## Runs every test
 ifeq ($(CHROMIUM),)
 	@echo "No Chromium is installed, so tests/browser is left out (Debian: apt-get install chromium)." >&2
 endif
@@ -94,18 +103,7 @@ ifeq ($(CADDY),)
 	@echo "$(CADDY_TESTS) is left out (Debian: apt-get install caddy)." >&2
 endif
 	@$(HAS_NATIVE) || echo "$(WITHOUT_NATIVE)" >&2
-	@$(BIN)/python -m pytest $(WORKERS) $(if $(CHROMIUM),,--ignore=tests/browser --ignore=$(NODE_TESTS)/test_chromium.py) \
-		$(if $(NODE),,--ignore=$(NODE_TESTS) $(NODE_PACKAGES:%=--ignore=%)) \
-		$(if $(ARM),,--ignore=$(ARM_TESTS)) \
-		$(if $(NGINX),,--ignore=$(NGINX_TESTS)) \
-		$(if $(CADDY),,--ignore=$(CADDY_TESTS)) \
-		$(if $(POSTGRES),,$(POSTGRES_TESTS:%=--ignore=%) -m "not database") \
-		$$($(HAS_NATIVE) || echo --ignore=tests/model/ops) $(ARGS)
-
-quick: $(VENV)/.installed-dev ## Runs the tests that start no process, browser or database
-	@$(HAS_NATIVE) || echo "$(WITHOUT_NATIVE)" >&2
-	@$(BIN)/python -m pytest $(WORKERS) -m "not (process or browser or database or package or slow)" \
-		--hypothesis-profile quick $(QUICK) $$($(HAS_NATIVE) || echo --ignore=tests/model/ops) $(ARGS)
+	@$(PYTEST) $(if $(POSTGRES),,-m "not database") $(ARGS)
 
 reliability: $(VENV)/.installed-dev ## Runs the long form of every test in docs/contribute/kept-sessions.md
 	@$(BIN)/python -m pytest tests/reliability --long --timeout 7200 $(ARGS)

@@ -1,7 +1,8 @@
 """Which tests need more than this process, and a guard that each of them says so by its marker.
 
-`make quick` leaves these tests out. Most say it themselves; those that get a database or a
-browser from a fixture, and all tests of some folders, are marked here.
+Most say it themselves; those that get a database or a browser from a fixture, and all tests of
+some folders, are marked here. `make test` runs those that need nothing more and are not slow
+(`unit`), and some that were picked by hand (`SMOKE`).
 """
 
 from __future__ import annotations
@@ -42,6 +43,31 @@ FIXTURES = {
     "postgres": "database",
 }
 
+#: Whole ways through the server, for `make test`: a kill and a resume, one way for each API, client
+#: and page, one move between replicas.
+SMOKE = {
+    "browser/test_chat.py": "test_answer_is_whole_and_the_thinking_is_folded_away",
+    "browser/test_page.py": "test_streams_the_text_after_the_prompt",
+    "clients/javascript/test_node.py": "test_client_handles_every_scripted_answer",
+    "clients/test_asynchronous.py": "test_many_generations_over_one_socket",
+    "clients/test_chat.py": "test_session_continues_until_new",
+    "clients/test_synchronous.py": "test_session_keeps_its_state_between_requests",
+    "compat/test_open_webui.py": "test_chat_is_streamed_with_all_settings",
+    "compat/test_openai_python.py": "test_the_python_package_passes_its_checks",
+    "docs/test_first_chat.py": "test_commands_lead_to_a_response_that_continues_after_a_kill",
+    "reliability/test_01_kill_and_resume.py": (
+        "test_every_transcript_of_the_bundled_model_is_whole_after_kills"
+    ),
+    "reliability/test_09_same_request_twice.py": (
+        "test_result_of_a_crashed_server_is_returned_after_it"
+    ),
+    "reliability/test_12_store_lost.py": "test_sessions_continue_after_the_store_is_back",
+    "server/cluster/test_moves.py": "test_detached_stream_continues_at_another_replica",
+    "server/test_native_start.py": "test_tokens_come_without_torch",
+    "server/test_served_file.py": "test_gguf_writes_the_text_of_the_native_file",
+    "test_imports.py": "test_native_way_imports_nothing_slow",
+}
+
 #: What the interpreter reports before it starts a process.
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"}
 
@@ -58,6 +84,10 @@ def mark(items: Iterable[pytest.Item]) -> None:
         for name in getattr(item, "fixturenames", ()):
             if name in FIXTURES:
                 item.add_marker(FIXTURES[name])
+        if not is_marked(item) and not item.get_closest_marker("slow"):
+            item.add_marker("unit")
+        if SMOKE.get(item.path.relative_to(TESTS).as_posix()) == item.name.partition("[")[0]:
+            item.add_marker("smoke")
 
 
 def is_marked(item: pytest.Item) -> bool:

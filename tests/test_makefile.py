@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.needs import MARKERS
-
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parent.parent
@@ -212,13 +210,15 @@ def test_model_of_the_caller_is_served_alone(tree: Tree, own: str) -> None:
     assert tree.served(EVERSTREAM_MODEL="runs/mine") == ["serve"]
 
 
-def test_quick_leaves_out_what_needs_more_than_its_process(tree: Tree) -> None:
+def test_test_runs_unit_tests_and_smoke_and_full_runs_all(tree: Tree) -> None:
     tree.add_compiler()
     tree.make(".venv/.installed-dev")
-    tree.make("quick", "ARGS=-x")
+    tree.make("test", "ARGS=-x")
     asked = tree.log.read_text().splitlines()
     assert asked[:2] == ["-m", "pytest"]
-    assert asked[asked.index("-m", 1) + 1] == f"not ({' or '.join((*MARKERS, 'slow'))})"
+    assert asked[asked.index("-m", 1) + 1] == "unit or smoke"
     assert asked[-1] == "-x"
-    folders = [word for word in asked if word.startswith("tests/")]
-    assert folders and all((ROOT / folder).is_dir() for folder in folders)
+    tree.make("full", "POSTGRES=here", "ARGS=-x")
+    asked = tree.log.read_text().splitlines()
+    assert asked.count("-m") == 1
+    assert asked[-1] == "-x"

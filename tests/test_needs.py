@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.needs import FOLDERS, MARKERS, TESTS, Guard, mark
+from tests.needs import FOLDERS, MARKERS, SMOKE, TESTS, Guard, mark
 
 pytestmark = pytest.mark.process
 
@@ -19,6 +19,7 @@ def item(path: str, *markers: str, fixtures: tuple[str, ...] = ()) -> Any:
     held = list(markers)
     return SimpleNamespace(
         path=TESTS / path,
+        name="test_it",
         fixturenames=fixtures,
         held=held,
         add_marker=held.append,
@@ -51,8 +52,13 @@ def test_folders_and_fixtures_bring_their_markers() -> None:
     assert set(test.held) == {"process", "package", "database"}
     plain = item("server/test_a.py", fixtures=("tmp_path",))
     mark([plain])
-    assert plain.held == []
+    assert plain.held == ["unit"]
 
 
 def test_folders_are_there() -> None:
     assert all((TESTS / folder).is_dir() for folder in FOLDERS)
+
+
+def test_smoke_is_there() -> None:
+    for path, name in SMOKE.items():
+        assert f"def {name}(" in (TESTS / path).read_text(encoding="utf-8"), path

@@ -1,7 +1,7 @@
 """Other people's code, for tests alone, and what is needed to compare it with a layer of ours.
 
 Only single files of the packages are run, by their path, so that neither
-Triton nor what the rest of a package imports has to be there. `make test`
+Triton nor what the rest of a package imports has to be there. `make full`
 installs them from tests/oracle-packages.txt.
 """
 
