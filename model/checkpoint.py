@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -49,6 +49,7 @@ from model.checkpoint_files import (
     is_readable,
 )
 from model.files import ConfigError, errors_in, open_file
+from model.generation import read_sampling
 from model.hub.base import BaseError, base_of, has_base, read_base
 from model.hub.locate import locate
 from model.tokenization.ends import GENERATION_CONFIG
@@ -88,6 +89,7 @@ class Checkpoint:
     checkpoint's own, its family's, or the plain one. ``tuned_state`` is a block of state that
     is merged into the weights' file, [num_bytes] uint8, for sessions to begin with.
     ``calibration`` names the text that int4 weights were rounded with, where there was one.
+    ``sampling`` is how tokens are drawn where a request does not say: see `model.generation`.
     """
 
     config: Config
@@ -97,6 +99,7 @@ class Checkpoint:
     chat_template: ChatTemplate = field(default_factory=ChatTemplate)
     tuned_state: npt.NDArray[np.uint8] | None = None
     calibration: str | None = None
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def model(self) -> Network:
@@ -166,6 +169,9 @@ def load_checkpoint(
         else:
             with errors_in(config, ConfigError), errors_in(weights, CheckpointError):
                 found = _load(located, tokenizer)
+        if not whole:
+            with errors_in(located, ConfigError):
+                found = replace(found, sampling=read_sampling(located))
         return _with_lora(found, lora) if lora.files else found
     except OSError as error:
         raise CheckpointError(f"{error.filename}: {error.strerror or error}") from error

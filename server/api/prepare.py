@@ -204,6 +204,7 @@ async def _sampling_params(
     if "seed" not in given:
         given["seed"] = drawn_seed()
     return with_defaults(
+        service.model.sampling,
         **given,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_token_ids=stop_ids,

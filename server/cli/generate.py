@@ -6,7 +6,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,6 +29,12 @@ if TYPE_CHECKING:
     from server.models.backend import Backend
 
 
+def _sampled(name: str, help: str) -> Any:
+    """An option of sampling, which models have their own defaults of; most have these."""
+    usual = f"the model's, else {getattr(DEFAULTS, name):g}"
+    return typer.Option(help=help, show_default=usual)
+
+
 def generate(
     prompt: Annotated[
         str | None,
@@ -42,20 +48,20 @@ def generate(
     lora_alpha: LoraAlpha = None,
     max_tokens: Annotated[int, typer.Option(help="Maximum tokens to generate.")] = 256,
     temperature: Annotated[
-        float, typer.Option(help="Sampling temperature; 0 is greedy.")
-    ] = DEFAULTS.temperature,
+        float | None, _sampled("temperature", "Sampling temperature; 0 is greedy.")
+    ] = None,
     top_k: Annotated[
-        int, typer.Option(help="Sample from the k most likely tokens; 0 is off.")
-    ] = DEFAULTS.top_k,
+        int | None, _sampled("top_k", "Sample from the k most likely tokens; 0 is off.")
+    ] = None,
     top_p: Annotated[
-        float, typer.Option(help="Sample from this probability mass; 1 is off.")
-    ] = DEFAULTS.top_p,
+        float | None, _sampled("top_p", "Sample from this probability mass; 1 is off.")
+    ] = None,
     min_p: Annotated[
-        float, typer.Option(help="Minimum probability relative to the likeliest; 0 is off.")
-    ] = DEFAULTS.min_p,
+        float | None, _sampled("min_p", "Minimum probability relative to the likeliest; 0 is off.")
+    ] = None,
     repetition_penalty: Annotated[
-        float, typer.Option(help="Penalty of repeated tokens; 1 is off.")
-    ] = DEFAULTS.repetition_penalty,
+        float | None, _sampled("repetition_penalty", "Penalty of repeated tokens; 1 is off.")
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Seed of the sampling; the same seed gives the same text.")
     ] = None,
@@ -72,15 +78,16 @@ def generate(
     from server.models.build import load_model
 
     changes = lora_of(lora, lora_alpha)
-    sampling = with_defaults(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=secrets.randbits(32) if seed is None else seed,
-        max_tokens=max_tokens,
-    )
+    given = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "seed": secrets.randbits(32) if seed is None else seed,
+        "max_tokens": max_tokens,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
 
     def write(text: str) -> None:
         sys.stdout.write(text)
@@ -91,6 +98,7 @@ def generate(
             checkpoint = load_model(model, tokenizer, changes)
             checkpoint = bounded(checkpoint, Bound(context, past), num_sessions=1)
             opened = open_backend(checkpoint, backend, dtype, threads)
+            sampling = with_defaults(**{**checkpoint.sampling, **given})
             summary = generate_text(opened, _prompt(prompt), sampling, write)
     except KeyboardInterrupt:
         typer.echo()

@@ -95,7 +95,8 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
             raise InvalidRequest(f"{field}: {rule}", field)
 
 
-# How tokens are drawn where a client does not say: the one definition for API, page and terminal.
+# How tokens are drawn where neither a client nor the model's own files say: the one definition for
+# API, page and terminal.
 #
 # Chosen with ``python -m benchmarks.sampling``, which compares texts of the bundled model under
 # many settings with what people wrote (``benchmarks/results/sampling.json``): of the settings
@@ -113,11 +114,11 @@ FIELDS = (
 )
 
 
-def with_defaults(**given: object) -> SamplingParams:
+def with_defaults(defaults: SamplingParams = DEFAULTS, **given: object) -> SamplingParams:
     """Sampling parameters in which every given value wins over its default."""
-    return replace(DEFAULTS, **given)  # type: ignore[arg-type]
+    return replace(defaults, **given)  # type: ignore[arg-type]
 
 
-def published() -> dict[str, float]:
+def published(defaults: SamplingParams = DEFAULTS) -> dict[str, float]:
     """The defaults by the names that requests have for them."""
-    return {name: getattr(DEFAULTS, name) for name in FIELDS}
+    return {name: getattr(defaults, name) for name in FIELDS}

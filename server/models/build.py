@@ -37,6 +37,7 @@ from server.engine.drafts import (
 from server.engine.limits import EngineConfig
 from server.engine.model_drafter import ModelDrafter
 from server.engine.runner import CpuStatePool, Feed, Runner
+from server.engine.sampling import with_defaults
 from server.engine.session import StateBlock
 from server.engine.text import check_tokens
 from server.engine.types import SamplingParams
@@ -459,4 +460,5 @@ def _model_info(
         created_s=int(time.time()),
         bos_token_id=checkpoint.config.bos_token_id,
         hidden_size=checkpoint.config.hidden_size,
+        sampling=with_defaults(**checkpoint.sampling),
     )

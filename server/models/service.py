@@ -16,6 +16,8 @@ from model.tokenizer import Tokenizer
 from server.chat.renderer import Renderer
 from server.config.settings import MIB, ServerConfig
 from server.constraints.compiler import FormatCompiler
+from server.engine.sampling import DEFAULTS
+from server.engine.types import SamplingParams
 from server.errors import QueueFull, invalid
 from server.runtime.async_engine import AsyncEngine
 from server.sessions.idempotency import IdempotencyKeys
@@ -60,7 +62,8 @@ class ModelInfo:
     ``kv_cache_bytes_per_token`` is what a softmax model of the same shape would
     cache for every token, in 16 bits: see `model.state.kv_cache_bytes_per_token`.
     ``created_s`` is a Unix time, ``bos_token_id`` begins every text,
-    ``hidden_size`` is the number of values of an embedding.
+    ``hidden_size`` is the number of values of an embedding. ``sampling`` is how tokens are drawn
+    where a request does not say.
     """
 
     name: str
@@ -80,6 +83,7 @@ class ModelInfo:
     created_s: int
     bos_token_id: int = 0
     hidden_size: int = 0
+    sampling: SamplingParams = DEFAULTS
 
 
 # Answers that may become large: bounded before work starts, and written outside the event loop.

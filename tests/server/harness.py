@@ -25,11 +25,12 @@ from server.engine.session import SessionValue
 from server.engine.types import EngineStats, Request, SamplingParams
 from server.http.protocols import HttpProtocol
 from server.http.server import PING_TIMEOUT_S, TCP_USER_TIMEOUT_MS, Server, bind
+from server.models.service import ModelInfo
 from server.observability.metrics import Metrics
 from server.runtime.async_engine import AsyncEngine
 from server.store.base import Store
 from server.store.memory_store import MemoryStore
-from tests.fakes import ByteTokenizer, FakeEngine
+from tests.fakes import MODEL, ByteTokenizer, FakeEngine
 from tests.reliability.servers import STUCK_S, socket_to
 from tests.server.one_model import only
 
@@ -151,6 +152,7 @@ async def running(
     chat_template: ChatTemplate | None = None,
     constraints: FormatCompiler | None = None,
     tokenizer: ByteTokenizer | None = None,
+    model: ModelInfo = MODEL,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     # Without heartbeats: a machine that is busy for long must not change what a stream has.
@@ -162,6 +164,7 @@ async def running(
     )
     models = only(
         *(async_engine, config),
+        model=model,
         chat_template=chat_template,
         constraints=constraints,
         tokenizer=tokenizer,

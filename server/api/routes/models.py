@@ -47,7 +47,7 @@ def model_object(service: Service) -> dict[str, Any]:
     del details["hidden_size"]  # an embedding shows it
     about = {"id": name, "object": "model", "created": created_s, "owned_by": "everstream"}
     details |= {"chat": template.source != PLAIN, "thinking": template.thinking is not None}
-    return {**about, "everstream": {**details, "sampling": published()}}
+    return {**about, "everstream": {**details, "sampling": published(service.model.sampling)}}
 
 
 class LoadModelBody(Wire):

@@ -50,7 +50,6 @@ from server.api.openai.responses.stored import (
 )
 from server.api.prepare import generate_request, renamed
 from server.api.schemas.requests import Continuation, JsonSchema, JsonSchemaFormat, ResponseFormat
-from server.engine.sampling import DEFAULTS
 from server.engine.types import Finished, Request, TokenEvent
 from server.errors import InvalidRequest, RequestError, SessionNotFound, invalid
 from server.models.service import Service
@@ -156,12 +155,12 @@ def echoed_fields(service: Service, body: ResponsesBody, limit: int, seed: int) 
         "metadata": given.get("metadata", {}),
         "reasoning": {"effort": effort_of(body), "summary": None},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "temperature": given.get("temperature", DEFAULTS.temperature),
+        "temperature": given.get("temperature", service.model.sampling.temperature),
         "text": {"format": given.get("text", {}).get("format", {"type": "text"})},
         "tool_choice": given.get("tool_choice", "auto"),
         "tools": given.get("tools", []),
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": given.get("top_p", DEFAULTS.top_p),
+        "top_p": given.get("top_p", service.model.sampling.top_p),
         "truncation": given.get("truncation", "disabled"),
         "user": given.get("user"),
         "seed": seed,

@@ -13,6 +13,7 @@ from server.api.schemas.requests import Sampling
 from server.cli.generate import generate
 from server.engine.sampling import DEFAULTS, FIELDS, published
 from server.engine.types import SamplingParams
+from tests.fakes import MODEL
 from tests.server.harness import Recorder, Running, running
 
 pytestmark = pytest.mark.process
@@ -89,11 +90,16 @@ async def test_defaults_are_in_responses_and_in_the_model_description() -> None:
     assert model["everstream"]["sampling"] == published()
 
 
-def test_the_terminal_has_the_same_defaults() -> None:
+def test_the_terminal_leaves_the_defaults_to_the_model() -> None:
     options = inspect.signature(generate).parameters
-    here = {name: options[name].default for name in FIELDS if name in options}
-    assert here == {name: value for name, value in published().items() if name in here}
-    assert here.keys() >= {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
+    assert {options[name].default for name in FIELDS if name in options} == {None}
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_what_the_makers_of_a_model_say_wins_over_our_defaults(path: str) -> None:
+    theirs = replace(MODEL, sampling=replace(DEFAULTS, temperature=0.2, top_k=20))
+    params = await drawn_by(path, {"top_k": 30}, model=theirs)
+    assert (params.temperature, params.top_k, params.top_p) == (0.2, 30, DEFAULTS.top_p)
 
 
 def test_published_are_all_that_differ_from_the_engine() -> None:
