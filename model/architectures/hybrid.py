@@ -18,6 +18,7 @@ from model.architectures.config import (
 from model.files import ConfigError
 from model.tensor_spec import POSITION_BLOCK, DType, Shape, TensorSpec
 
+# -------------------------------------------------------------------------------------------------
 # The past of attention layers under a bound, which the operator states: ``context`` positions.
 #
 # Keys and values of a position have a place each. Where the text has come to the bound, ``past``
@@ -102,6 +103,7 @@ def past_state(
     }
 
 
+# -------------------------------------------------------------------------------------------------
 # The names and shapes of the weights of `model.architectures.decoder`, known without torch.
 
 
@@ -153,9 +155,6 @@ def attention_shapes(
     if qk_norm:
         shapes |= {"q_norm.weight": (head_dim,), "k_norm.weight": (head_dim,)}
     return shapes
-
-
-# Configs of families with attention in all or some of their layers, whose past is bounded.
 
 
 class BoundedConfig(JsonConfig, ABC):

@@ -14,6 +14,7 @@ from model.attention.spec import (
 from model.files import ConfigError
 from model.tensor_spec import DType, Shape, TensorSpec
 
+# -------------------------------------------------------------------------------------------------
 # The state of one layer of each mechanism, by the formulas of their own files.
 #
 # H heads, K key features and V = ``head_dim`` value features per head, F features
@@ -103,6 +104,7 @@ def softmax_state(config: AttentionConfig, options: Options) -> State:
     return {"k": empty, "v": empty}
 
 
+# -------------------------------------------------------------------------------------------------
 # The weights of one layer of each mechanism, by name, as a checkpoint holds them.
 #
 # H heads, K key features and V = ``head_dim`` value features per head, F features
@@ -218,6 +220,7 @@ def vq_weights(config: AttentionConfig, options: Options) -> Weights:
     }
 
 
+# -------------------------------------------------------------------------------------------------
 # The mechanisms' specs: their options, and where their state and weights are written down.
 
 

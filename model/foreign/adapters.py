@@ -14,8 +14,6 @@ import numpy.typing as npt
 from model.files import read_json
 from model.weights import Array, CheckpointError, StoredWeights, WrappedWeights
 
-# Weights with changes that are added when their rows are read, so that no copy is in memory.
-#
 # The changes are computed in float64, and the sum is rounded to float32 once.
 
 
@@ -146,6 +144,7 @@ class Merged(WrappedWeights):
         return values[begin - first : max(end, begin) - first].astype(np.float32)
 
 
+# -------------------------------------------------------------------------------------------------
 # ``adapter_config.json`` of the package ``peft``: what it says of how a file is merged.
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from model.tensor_spec import Shape
 from model.weights import Array, CheckpointError, StoredWeights, check_num_layers, shape_in
 
+# -------------------------------------------------------------------------------------------------
 # Weights in the files of another project, by our names: where each is, and in which form.
 
 
@@ -149,6 +150,7 @@ def _formed(tensor: Array, form: str) -> Array:
     return tensor.reshape(formed_shape(tensor.shape, form))
 
 
+# -------------------------------------------------------------------------------------------------
 # The shapes of a file's tensors by its keys, from which readers take the sizes of a model.
 
 

@@ -32,8 +32,6 @@ from model.weights.int4 import (
     to_float16,
 )
 
-# Checkpoints whose matrices are int4, rounded to the nearest or calibrated with a text.
-#
 # The matrices are those that the native runtime holds in int4. A matrix has its scales next to it,
 # under its name and ``.scale`` (`model.weights.int4`); tables are int8, as the runtime holds them.
 # A matrix of odd width stays as it is. The config states all this
@@ -93,6 +91,7 @@ def _tensors(checkpoint: Checkpoint, matrices: Mapping[str, Int4]) -> Iterator[t
             yield name, unrounded(finite(checkpoint, name))
 
 
+# -------------------------------------------------------------------------------------------------
 # Rounding to int4 that compensates its errors: GPTQ, Frantar et al. 2022, arXiv 2210.17323.
 #
 # A matrix W [n, k] multiplies inputs x whose products are H = sum x x^T [k, k]. Its columns are
@@ -157,6 +156,7 @@ def _factor(products: Double) -> Double:
     return upper
 
 
+# -------------------------------------------------------------------------------------------------
 # Weights as int4 for the inputs that the matrices of a model have while it reads a text.
 #
 # All windows of the text are read at once. When a matrix is reached, it is rounded for its inputs

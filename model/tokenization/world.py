@@ -19,6 +19,7 @@ from model.tokenization.known import Encoded, KnownTexts
 from model.tokenization.library import check_bounds, parsed
 from model.tokenization.single_bytes import TOKENS, BytesCodec
 
+# -------------------------------------------------------------------------------------------------
 # RWKV's World tokenizer: at each place of the UTF-8 bytes, the longest token that fits.
 #
 # Its file, ``rwkv_vocab_v20230424.txt``, has a line ``id literal length`` for each token: the
@@ -251,6 +252,7 @@ def _trie(by_id: dict[int, bytes]) -> dict[int, Any]:
     return root
 
 
+# -------------------------------------------------------------------------------------------------
 # RWKV's vocabulary in a ``tokenizer.json``, as two of its publishers write it.
 #
 # Both write each token in GPT-2's printable stand-ins for its bytes. A WordPiece without a prefix

@@ -13,9 +13,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from model.architectures.network import Network
 from model.tokenizer import Tokenizer
 
-# What a run shows: a progress bar, a CSV log, a plot of the curves, samples.
-
-
 COLUMNS = ("step", "tokens", "seconds", "loss", "lr_factor", "grad_norm", "valid_bits_per_byte")
 
 #: Where in a row the validation begins: the mean over its texts, then each text.
@@ -132,6 +129,7 @@ def _read(path: Path, step: int, width: int) -> list[list[str]]:
     return [row for row in rows if int(row[0]) <= step]
 
 
+# -------------------------------------------------------------------------------------------------
 # A short sample while training, by the plainest means; the server has its own sampler.
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from model.architectures.network import ModelState, Network
 
+# -------------------------------------------------------------------------------------------------
 # What an interrupted run needs to continue bit for bit, in safetensors and JSON.
 #
 # A folder is written next to the old one and renamed over it, so that a kill at
@@ -92,6 +93,7 @@ def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
+# -------------------------------------------------------------------------------------------------
 # Ending a run between two steps instead of inside one.
 
 

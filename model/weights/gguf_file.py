@@ -24,6 +24,7 @@ from model.weights import (
     release_pages,
 )
 
+# -------------------------------------------------------------------------------------------------
 # The types of a GGUF file's tensors, and their numbers as float32.
 #
 # The package ``gguf`` unpacks quantised blocks. It imports slowly, so it is imported when the first
@@ -114,6 +115,7 @@ def kind_name(code: int) -> str:
     return known.get(code, str(code))
 
 
+# -------------------------------------------------------------------------------------------------
 # The parts of a split GGUF file: their names, and what their headers say of each other.
 #
 # They are called ``NAME-00001-of-00003.gguf`` and so on. In each ``split.no`` counts from 0,
@@ -173,6 +175,7 @@ def check_parts(parts: Mapping[str, tuple[Mapping[str, Any], Collection[str]]]) 
         )
 
 
+# -------------------------------------------------------------------------------------------------
 # The metadata and tensors of a GGUF file, memory-mapped; each tensor is read when asked for.
 #
 # Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3,

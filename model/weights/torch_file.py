@@ -27,6 +27,7 @@ from model.weights import (
     release_pages,
 )
 
+# -------------------------------------------------------------------------------------------------
 # The pickle of a torch file: a dictionary of tensors, read without running what it names.
 #
 # A pickle is a program. Here the few instructions run that a dictionary of tensors needs, and
@@ -243,6 +244,7 @@ _INSTRUCTIONS: dict[str, Callable[[_Machine, Any], None]] = {
 }
 
 
+# -------------------------------------------------------------------------------------------------
 # The zip archive of a ``.pth`` file, memory-mapped: where each member is, and whether it is whole.
 #
 # A zip archive says where a member is twice, in its directory at the end and in a header in front
@@ -347,8 +349,7 @@ class Archive:
             last, before = self.members[name].start + self.members[name].num_bytes, name
 
 
-# The tensors of a ``.pth`` file of torch, memory-mapped, without running anything in it.
-#
+# -------------------------------------------------------------------------------------------------
 # Such a file is a zip archive that is not compressed: ``NAME/data.pkl`` describes a dictionary
 # of tensors in the pickle format, and ``NAME/data/KEY`` holds the numbers of one storage.
 # `model.weights.torch_file` reads the description and `model.weights.torch_file` the archive.

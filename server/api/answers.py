@@ -33,8 +33,6 @@ from server.sessions.idempotency import NO_MORE, KeyInUse
 from server.sessions.loader import Resumed
 from server.store.base import HistoryGone, Keyed
 
-# How answers get to the client: bodies of JSON, server-sent events, tokens by a direct write.
-#
 # Most of a token's cost would be the layers between the engine's event and the
 # socket. Where the server offers it (`server.http` does), a write goes there at once,
 # from whatever runs in the event loop. Any other ASGI server works without it.
@@ -216,6 +214,7 @@ async def send_piece(send: Send, body: bytes) -> None:
         await asyncio.sleep(0)  # a send to a client that reads does not wait
 
 
+# -------------------------------------------------------------------------------------------------
 # What every answer made of a request's events shares: its end, its usage, its last line.
 
 
@@ -301,6 +300,7 @@ def drafted(usage: Usage) -> CompletionDetails:
     }
 
 
+# -------------------------------------------------------------------------------------------------
 # An answer that follows the client: when it leaves, what it asked for is given back.
 
 
@@ -386,6 +386,7 @@ async def _cancelled(*tasks: asyncio.Task[None]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+# -------------------------------------------------------------------------------------------------
 # Answers that submit requests to the engine: one body of JSON, or server-sent events.
 
 

@@ -30,6 +30,7 @@ from server.api.errors import ForeignOrigin, InvalidApiKey, RouteNotFound
 from server.config.values import ByteCount
 from server.errors import RequestError
 
+# -------------------------------------------------------------------------------------------------
 # What a key may do, by route and by message. What is not declared here is refused.
 
 
@@ -139,6 +140,7 @@ class RouteTable:
         return [scopes for pattern, scopes in rows if pattern.fullmatch(path)]
 
 
+# -------------------------------------------------------------------------------------------------
 # The operator's file of keys: TOML, read strictly, and not one secret in it.
 #
 # A mistake ends the start, or leaves the running server as it was: the message names
@@ -296,6 +298,7 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
+# -------------------------------------------------------------------------------------------------
 # Who owns sessions: tenants, what each may have, and what each has at this moment.
 #
 # All but `Tenant.check_room` belongs to the event loop. Time is passed in as a clock.
@@ -439,6 +442,7 @@ class Tenants(dict[str, Tenant]):
         return tenant
 
 
+# -------------------------------------------------------------------------------------------------
 # The server's keys: hashes in memory, and what the bearer of each may do.
 
 
@@ -559,6 +563,7 @@ def digest_of(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
+# -------------------------------------------------------------------------------------------------
 # Who calls: a key for every request, scopes by route, and allowed origins.
 
 

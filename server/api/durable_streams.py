@@ -39,6 +39,7 @@ from server.sessions.text import (
     place_of,
 )
 
+# -------------------------------------------------------------------------------------------------
 # What the items of a session's log are as messages of a stream, in each of its formats.
 #
 # A message depends on its item alone, so that it is the same whenever and wherever it is read.
@@ -152,6 +153,7 @@ _WRITERS: Mapping[Format, Callable[[Messages, Item], list[bytes]]] = {
 }
 
 
+# -------------------------------------------------------------------------------------------------
 # The answers of a stream: a chunk, or what follows an offset for as long as the client waits.
 
 
@@ -320,6 +322,7 @@ async def _nothing() -> Message:
     raise AssertionError("these answers read nothing")
 
 
+# -------------------------------------------------------------------------------------------------
 # The route of a session's log as a durable stream: read by GET and HEAD, written by nothing.
 
 

@@ -50,6 +50,7 @@ from server.errors import InvalidRequest, RequestError, invalid
 from server.models.service import Service
 from server.sessions.loader import Cursor, Resumed
 
+# -------------------------------------------------------------------------------------------------
 # The server's WebSocket frames as JSON in UTF-8.
 
 
@@ -227,6 +228,7 @@ def encode(frame: AnyFrame) -> bytes:
     return orjson.dumps(frame)
 
 
+# -------------------------------------------------------------------------------------------------
 # A session's events over SSE, from a cursor on: what was missed, then what comes.
 
 

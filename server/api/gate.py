@@ -27,6 +27,7 @@ from server.api.middleware import BodyLimit, Cors, HostCheck
 from server.api.schemas.wire import REFUSAL, has_control
 from server.errors import InternalFailure, RequestError, invalid
 
+# -------------------------------------------------------------------------------------------------
 # Answers on their way back: the request's id in every head, and errors in the one shape.
 #
 # The id is also in what is logged of the request. A client may give its own, to find its request
@@ -122,9 +123,8 @@ async def _nothing() -> Message:
     raise AssertionError("an error's answer reads nothing")
 
 
-# What each request passes on its way to the routes, and its answer on the way back.
-#
-# Pure ASGI, for HTTP and WebSockets alike. Most checks have their own file; the order is here.
+# -------------------------------------------------------------------------------------------------
+# Pure ASGI, for HTTP and WebSockets alike. Most checks are in `middleware.py`; the order is here.
 
 
 # h11 bounds only a head that comes in pieces.

@@ -23,6 +23,7 @@ from server.api.errors import (
 )
 from server.observability.tracing import OFF, Tracer
 
+# -------------------------------------------------------------------------------------------------
 # Pages of other origins that the operator allows: what a browser asks before, and lets them read.
 #
 # No cookies are involved, so that an allowed origin may send any header: it needs a key all the
@@ -77,6 +78,7 @@ class Cors:
         return "*" in self._allowed or origin in self._allowed
 
 
+# -------------------------------------------------------------------------------------------------
 # Which names a server answers to: without keys, only those that an attacker cannot point at it.
 #
 # DNS rebinding: a page of evil.example lets its name point to 127.0.0.1 and asks this server as
@@ -130,6 +132,7 @@ def is_address(name: str) -> bool:
     return True
 
 
+# -------------------------------------------------------------------------------------------------
 # Bounds on what a peer may make the server hold: the bytes of a body, and its time.
 
 
@@ -182,6 +185,7 @@ class BodyLimit:
         return bounded
 
 
+# -------------------------------------------------------------------------------------------------
 # The client's address behind proxies that the operator trusts: they say it in X-Forwarded-For.
 #
 # Anybody else could write anything there, so from other peers the header is ignored.
@@ -243,6 +247,7 @@ def _without_port(entry: str) -> str:
     return entry.partition(":")[0] if entry.count(":") == 1 else entry
 
 
+# -------------------------------------------------------------------------------------------------
 # A line of the log for each request, where it is asked for: who, what, how it ended, how long.
 #
 # Never a query, a header or a body: these have keys and prompts.
@@ -291,6 +296,7 @@ def _request(scope: Scope) -> dict[str, str]:
     }
 
 
+# -------------------------------------------------------------------------------------------------
 # The span of each request of the API, where traces are asked for.
 
 

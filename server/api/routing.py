@@ -14,6 +14,7 @@ from server.api.schemas.wire import Wire
 from server.models.registry import Models
 from server.models.service import Service
 
+# -------------------------------------------------------------------------------------------------
 # Which service a request is for.
 #
 # It is held until the request has been answered: a version may be replaced meanwhile.
@@ -47,9 +48,10 @@ async def service_with(request: Request, session: str | None, model: str | None 
     return service
 
 
+# -------------------------------------------------------------------------------------------------
 # OpenAPI: what it says of routes that parse and write bytes themselves, and the whole document.
 #
-# The document at `/openapi.json` is FastAPI's, with the former.
+# The document at `/openapi.json` is FastAPI's, with what this adds.
 
 
 #: Where a document has its schemas.

@@ -24,6 +24,7 @@ from server.sessions.idempotency import KeyInUse
 from server.sessions.loader import Cursor, Resumed
 from server.store.base import Keyed
 
+# -------------------------------------------------------------------------------------------------
 # The answers to messages of a socket that are about a session and run nothing.
 
 
@@ -62,9 +63,6 @@ async def answer(service: Service, message: Asked, owner: str) -> bytes:
         "position": info.position,
     }
     return encode(rewound)
-
-
-# `/v1/stream`: many generations over one socket, each under the client's name for it.
 
 
 logger = logging.getLogger("everstream.stream")

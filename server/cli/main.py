@@ -19,6 +19,7 @@ from typer.main import get_command
 from model.files import one_line
 from server.cli import options
 
+# -------------------------------------------------------------------------------------------------
 # The group of all commands: each is imported when it is asked for.
 #
 # ``everstream serve`` must not wait for the imports of ``everstream train``, so heavy imports are
@@ -193,6 +194,7 @@ def _complain(message: str) -> int:
     return USAGE
 
 
+# -------------------------------------------------------------------------------------------------
 # The command ``everstream``. Its commands are in files of their own: see `server.cli.main`.
 
 

@@ -11,9 +11,6 @@ import typer
 
 from model.files import one_line
 
-# Options that several commands have.
-
-
 BackendName = Annotated[
     Literal["auto", "native", "torch"], typer.Option("--backend", help="Runtime of the model.")
 ]
@@ -60,6 +57,7 @@ def version() -> str:
     return metadata.version("everstream")
 
 
+# -------------------------------------------------------------------------------------------------
 # Errors that the user can fix: one line on standard error and exit code 2.
 
 

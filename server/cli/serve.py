@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from server.observability.tracing import Tracer
 
 
+# -------------------------------------------------------------------------------------------------
 # What the server prints before it answers: what runs, and how to see it.
 
 
@@ -136,9 +137,6 @@ def invite(config: ServerConfig, port: int, chats: bool = False) -> None:
     if config.is_open:
         typer.echo(OPEN_WARNING.format(host=config.host), err=True)
         logging.getLogger("everstream").warning("no API key, and listening on %s", config.host)
-
-
-# ``everstream serve``. Each flag is a setting of `server.config.settings.ServerConfig`.
 
 
 #: Each is a setting, the type that the command line reads it as, and what it is.

@@ -171,6 +171,7 @@ def _num_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
+# -------------------------------------------------------------------------------------------------
 # ``everstream store backup`` and ``new-id``: copies of a server's stores, and what they become.
 
 

@@ -29,6 +29,7 @@ from server.store.postgres.prefixes import SharedLimits, SharedPrefixes
 from server.store.postgres.store import PostgresStore
 from server.store.table_store import StoreLimits
 
+# -------------------------------------------------------------------------------------------------
 # Ownership over PostgreSQL: a replica asks the owner replica for a session by a notice.
 #
 # Replicas need no addresses of each other. An owner replica that does not answer in time
@@ -187,9 +188,6 @@ class PostgresOwnership:
             return ask(store)
 
         return await self._async_engine.ask_store(ask_shared, always=always)
-
-
-# The parts that replicas share, in place of an embedded store: see `server.models.storage`.
 
 
 logger = logging.getLogger("everstream.cluster")

@@ -44,6 +44,7 @@ from server.config.values import (
     state_source,
 )
 
+# -------------------------------------------------------------------------------------------------
 # What is said of a setting that cannot be, and by which names the operator knows it.
 
 
@@ -107,6 +108,7 @@ def explain(item: Any, file: Mapping[str, str]) -> str:
     return f"{name}: {message[0].lower()}{message[1:]}"
 
 
+# -------------------------------------------------------------------------------------------------
 # The environment of the process: the only module that reads or writes it.
 
 
@@ -153,6 +155,7 @@ def _values_of(name: str, environment: Mapping[str, str]) -> dict[str, str]:
     return {each: environment[each] for each in variables if each in environment}
 
 
+# -------------------------------------------------------------------------------------------------
 # The file of settings, ``everstream serve --config FILE``: TOML, a key for each setting.
 
 
@@ -217,8 +220,7 @@ def _plain(path: Path, key: str, value: object) -> object:
     raise ConfigFileError(f"{path}: {key}: must be a string, a number, true, false or an array")
 
 
-# The server's configuration: flags over environment over a file over defaults.
-#
+# -------------------------------------------------------------------------------------------------
 # It is read here and nowhere else.
 
 

@@ -13,9 +13,6 @@ from pydantic import AfterValidator, BeforeValidator
 from model.bundled_models import DEFAULT_NAME, bundled_models
 from model.checkpoint_files import NO_LORA, Lora
 
-# What values of settings may be, as an operator writes them: sizes, and lists with commas.
-
-
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
@@ -96,6 +93,7 @@ Reasoning = Annotated[str | None, BeforeValidator(_on_off_or_tokens)]
 Replicas = Annotated[str, AfterValidator(_range_of_replicas)]
 
 
+# -------------------------------------------------------------------------------------------------
 # Models and named states as an operator names them: ``NAME=SOURCE`` or a source alone.
 
 

@@ -28,6 +28,7 @@ from server.workers.process import (
     WorkerUnavailable,
 )
 
+# -------------------------------------------------------------------------------------------------
 # The child process that tries formats, from the side of the event loop.
 #
 # It is started when the first format comes and stays; one that takes too long, too
@@ -92,8 +93,7 @@ class Child:
         await self._worker.close()
 
 
-# Formats to grammars for one model: tried in a child, remembered, and made into matchers.
-#
+# -------------------------------------------------------------------------------------------------
 # The child tries one at a time, of the owners in turn.
 
 

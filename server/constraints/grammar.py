@@ -20,6 +20,7 @@ from server.constraints import schema as json_schema
 from server.constraints import tool_calls
 from server.constraints.schema import FormatRefused
 
+# -------------------------------------------------------------------------------------------------
 # A model's tokens as llguidance wants them, and how much work it may do for one mask.
 
 
@@ -109,6 +110,7 @@ class _Tokens:
         return self._encode(text)
 
 
+# -------------------------------------------------------------------------------------------------
 # A search for a short way from a place in a text to an end of it.
 #
 # llguidance does not say where a place is, only which tokens may come there: the mask.
@@ -233,6 +235,7 @@ def _best(families: list[list[Reached]], met: set[_Key]) -> list[Reached]:
     return [found[key] for key in [*chosen][:MAX_WIDTH]]
 
 
+# -------------------------------------------------------------------------------------------------
 # Endings: how a text can be brought to its end, and how far off that one token can lead.
 
 
@@ -448,6 +451,7 @@ def _some(ids: Sequence[np.intp] | npt.NDArray[np.intp], number: int) -> list[in
     return [int(id) for id in ids[:: -(-len(ids) // number) or 1]]
 
 
+# -------------------------------------------------------------------------------------------------
 # A format in llguidance's grammar text, together with what its endings cost.
 #
 # The text says all that a matcher needs, in any process and after any restart.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from itertools import combinations
 from typing import Any
 
+# -------------------------------------------------------------------------------------------------
 # Why a format is refused.
 
 
@@ -22,6 +23,7 @@ class RefusedAt(FormatRefused):
     """A refusal that says at which place of a schema."""
 
 
+# -------------------------------------------------------------------------------------------------
 # Whether two schemas can hold for one value: only certain answers.
 
 
@@ -158,6 +160,7 @@ def _property(schema: dict[str, Any], name: str) -> Any:
     return True if schema.get("patternProperties") else schema.get("additionalProperties", True)
 
 
+# -------------------------------------------------------------------------------------------------
 # What generators of schemas write, in plain JSON schema: pydantic's, zod's, OpenAPI 3.0's.
 #
 # Annotations are left out, and what has an equal form is written in it. A ``oneOf`` whose
@@ -314,8 +317,7 @@ def _nullable(schema: Schema) -> Schema:
     return {**shared, "anyOf": [inner, {"type": "null"}]}
 
 
-# A client's JSON schema, brought into the one form that is compiled.
-#
+# -------------------------------------------------------------------------------------------------
 # Everything that llguidance would pass over in silence is refused here by name, and
 # drafts 4 to 2019-09 are written as 2020-12. What the schema leaves open is filled in,
 # so that every text is one that JSON parsers read: numbers end at `MAX_NUMBER`,

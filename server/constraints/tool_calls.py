@@ -12,6 +12,7 @@ from model.chat.python_calls import literal
 from server.constraints import schema as json_schema
 from server.constraints.schema import KINDS, Exclusive, FormatRefused
 
+# -------------------------------------------------------------------------------------------------
 # Arguments of a call that are written one by one: what each is, and the grammar of all.
 #
 # A parameter whose schema says no more than that it is a string, of some length or one of some
@@ -168,6 +169,7 @@ def regex_of(text: str) -> str:
     return "".join(c if c.isalnum() and c.isascii() else f"\\x{{{ord(c):X}}}" for c in text)
 
 
+# -------------------------------------------------------------------------------------------------
 # The grammar of keyword arguments in Python's syntax, ``name=value, name=value``.
 #
 # Numbers and texts in double quotes are JSON, as llguidance writes it by their schema, with all its
@@ -382,6 +384,7 @@ def _times(least: int, most: int | None) -> str:
     return f"{{{max(least, 0)},{'' if most is None else most}}}"
 
 
+# -------------------------------------------------------------------------------------------------
 # Answers that call functions: the one format that no client asks for by its name.
 #
 # A call is written in one of the forms of `model.chat.call_forms`, which differ in what is around

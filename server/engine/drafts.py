@@ -16,6 +16,7 @@ from server.engine.runner import Mask
 from server.engine.session import Session
 from server.engine.text import TokenArray
 
+# -------------------------------------------------------------------------------------------------
 # What proposes tokens before they are drawn, so that one reading of the weights checks several.
 #
 # A draw depends on the seed and the position alone, so a draft is right exactly if it is what is
@@ -63,6 +64,7 @@ class Drafter(Protocol):
         """
 
 
+# -------------------------------------------------------------------------------------------------
 # How many drafts pay: what a call of more rows takes, against the tokens that it may give.
 
 
@@ -166,6 +168,7 @@ class DraftCosts:
         return self.best_number(1.0, limit) > 0
 
 
+# -------------------------------------------------------------------------------------------------
 # What came before where a grammar allowed the same tokens, which often comes again.
 #
 # A mask stands for a place in a grammar: the end of a number, a choice of words, any character of a
@@ -217,6 +220,7 @@ class Choices:
         self._last[place] = self._after[before] = token
 
 
+# -------------------------------------------------------------------------------------------------
 # The end of a text, found again further back in it: what followed there may follow here.
 #
 # A suffix that occurs twice is the cheapest guess at the next tokens (Saxena 2023, "Prompt lookup
@@ -309,6 +313,7 @@ class SuffixIndex:
         return [ring[(place + i % period) & _RING] for i in range(limit)]
 
 
+# -------------------------------------------------------------------------------------------------
 # Drafts from a session's own past, its prompt, a client's prediction, and a grammar.
 #
 # How many are made follows from what calls of more rows take and from how often such drafts have
@@ -412,7 +417,7 @@ class Stream:
 
 
 class SuffixDrafter:
-    """See `server.engine.drafts.Drafter`. ``costs`` are those of the runner.
+    """See `Drafter`. ``costs`` are those of the runner.
 
     ``token_bytes`` gives what a token stands for.
     """

@@ -34,6 +34,7 @@ from server.errors import (
     SessionBusy,
 )
 
+# -------------------------------------------------------------------------------------------------
 # From a session's last saved value and the log's entries after it to the present.
 #
 # Nothing is computed: the entries become text that the state has not been fed. The engine
@@ -145,8 +146,7 @@ def _cut(entry: Accepted, num_tokens: int) -> Accepted:
     return entry._replace(request=request, tokens=entry.tokens[:num_tokens])
 
 
-# Sessions that outlive their requests: opened, forked, rewound, saved, sent away and taken back.
-#
+# -------------------------------------------------------------------------------------------------
 # What happens to them comes out as records, for a store.
 
 
@@ -372,6 +372,7 @@ def info_of(session: Session, live: Live | None, layout: StateLayout, now: float
     )
 
 
+# -------------------------------------------------------------------------------------------------
 # What owners ask of the sessions in an engine, beyond running requests on them.
 #
 # Sessions are named by id and owner: another owner's session is not found.

@@ -13,9 +13,6 @@ from server.engine.text import check_tokens
 from server.engine.types import Request
 from server.errors import ContextExceeded, InvalidRequest
 
-# The limits of an engine.
-
-
 #: Bytes of requests for each of those that may run or wait, on average: some 40,000 ids.
 REQUEST_BYTES = 1 << 19
 
@@ -54,6 +51,7 @@ class EngineConfig:
         return (self.max_running + self.max_waiting) * REQUEST_BYTES
 
 
+# -------------------------------------------------------------------------------------------------
 # Whether a request can be done at all, whatever else runs.
 
 

@@ -22,6 +22,7 @@ from server.engine.text import TokenArray
 from server.engine.types import Request
 from server.errors import RequestError, invalid
 
+# -------------------------------------------------------------------------------------------------
 # The state after a prompt's beginning, its key, and the handle by which a client names it.
 #
 # An owner never meets what another one left: the owner is part of every key. So is what the text
@@ -134,6 +135,7 @@ def keys(
         yield digest.digest()
 
 
+# -------------------------------------------------------------------------------------------------
 # States of prompts' beginnings, so that a text which many requests begin with is read once.
 #
 # An entry is the state after some number of an owner's tokens. What one is worth is the
@@ -343,6 +345,7 @@ class PrefixCache:
         return self._age
 
 
+# -------------------------------------------------------------------------------------------------
 # Prompts that are fed once for several requests: from the prefix cache, and to branches.
 
 

@@ -17,6 +17,7 @@ from server.engine.session import Progress, Session
 from server.engine.text import StopStrings, TurnText
 from server.engine.types import Request
 
+# -------------------------------------------------------------------------------------------------
 # The life of a request as a table: which phase may follow which.
 #
 #     waiting <-> running -> finished
@@ -47,9 +48,6 @@ _NEXT: dict[Phase, frozenset[Phase]] = {
 def check_move(old: Phase, new: Phase) -> None:
     """Asserts that the table allows the move."""
     assert new in _NEXT[old], f"{old.name} -> {new.name}"
-
-
-# A request between `Engine.submit` and its `Finished`.
 
 
 @dataclass(eq=False, slots=True)

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from model.native.runtime import Runtime
 
 
+# -------------------------------------------------------------------------------------------------
 # What the engine needs of whatever runs the model: one call per step.
 #
-# There are two: `server.engine.runner` and, as the reference and for what
+# There are two: `NativeRunner` below and, as the reference and for what
 # the native runtime does not cover, `server.engine.torch_runner`.
 
 
@@ -129,6 +130,7 @@ class Runner(Protocol):
         """
 
 
+# -------------------------------------------------------------------------------------------------
 # All sessions' states in a pool of known size: a slot each, so that capacity is an integer.
 #
 # The backend makes the pool, next to the runner that reads and writes its slots. Nothing above
@@ -208,6 +210,7 @@ class StatePool(ABC):
         """Makes the past of ``slot`` what it was at the last `spares`, which had the slot."""
 
 
+# -------------------------------------------------------------------------------------------------
 # The state pool in the memory of the host: for the native runtime, and for torch on the CPU.
 #
 # The address space is reserved at start, so a session never fails for want of it
@@ -336,11 +339,12 @@ def _aligned_zeros(num_bytes: int) -> Block:
     return memory[begin : begin + num_bytes]
 
 
+# -------------------------------------------------------------------------------------------------
 # The native runtime behind the engine's protocol: a step is one call of it.
 
 
 class NativeRunner:
-    """See `server.engine.runner.Runner`. Any cut of a prompt gives the same bits."""
+    """See `Runner`. Any cut of a prompt gives the same bits."""
 
     grid: tuple[int, ...] = ()
 

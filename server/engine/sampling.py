@@ -7,6 +7,7 @@ from dataclasses import replace
 from server.engine.types import SamplingParams
 from server.errors import InvalidRequest
 
+# -------------------------------------------------------------------------------------------------
 # What a request may ask of the draws: the ranges of its parameters, whichever sampler draws.
 
 

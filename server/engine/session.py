@@ -17,6 +17,7 @@ from server.engine.text import Detokenizer, TokenArray, TurnState, TurnText
 from server.engine.types import Finished, Request, TokenEvent
 from server.errors import RequestError
 
+# -------------------------------------------------------------------------------------------------
 # What the engine needs of whatever reads a grammar: where its tokens may continue.
 #
 # The engine never looks inside. A session keeps the grammar's text and the tokens
@@ -47,6 +48,7 @@ class Matcher(Protocol):
         """Another one at this place, that continues by itself."""
 
 
+# -------------------------------------------------------------------------------------------------
 # A session as a value, and the entries of the log that it can be rebuilt from.
 #
 # A value is all that a continuation depends on. `Saved` puts one into the log, and
@@ -254,6 +256,7 @@ class Past:
     at: int | None = None
 
 
+# -------------------------------------------------------------------------------------------------
 # A grammar that a session's text follows, while the session is in the engine.
 
 
@@ -340,9 +343,6 @@ class OpenConstraint:
 def no_matchers(grammar: str) -> Matcher:
     """Stands for `Matchers` where there are none: a session can come from elsewhere."""
     raise RequestError("this server cannot follow a grammar")
-
-
-# One session: its text, as far as its state has seen it and beyond.
 
 
 @dataclass(slots=True)

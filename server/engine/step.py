@@ -22,6 +22,7 @@ from server.engine.tables import RequestTable, SessionTable
 from server.engine.types import Failed, FinishReason, Scored, TokenEvent
 from server.errors import CapacityExhausted, OutOfMemory
 
+# -------------------------------------------------------------------------------------------------
 # Runs the rows of a step: one call of the runner for all of them.
 #
 # An error in one request ends that request alone: a call of the runner that fails has changed
@@ -196,6 +197,7 @@ class Executor:
         return NOTHING if is_finite else ((NOT_FINITE,), (), ())
 
 
+# -------------------------------------------------------------------------------------------------
 # What comes of a step's rows: tokens become text, events, records and ends of requests.
 
 
@@ -403,6 +405,7 @@ def _scored(live: Live) -> Scored:
     return Scored(request.request_id, tokens, logprobs, tops)
 
 
+# -------------------------------------------------------------------------------------------------
 # How much of a step grammars may take: where they take more, their rows continue in turn.
 #
 # The mask of a client's grammar takes some microseconds, or some tens of milliseconds: of all

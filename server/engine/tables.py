@@ -17,6 +17,7 @@ from server.engine.stages import SessionEvent, after
 from server.engine.types import Event, Failed, Finished, FinishReason, Request, Usage
 from server.errors import QueueFull, RequestError, SessionBusy, SessionNotFound
 
+# -------------------------------------------------------------------------------------------------
 # The table of the sessions that the engine has.
 #
 # A session that runs holds a slot of the pool. Any other may lose its slot to one
@@ -235,6 +236,7 @@ class SessionTable:
         return None if session is None else session.last_used + self._ttl_s
 
 
+# -------------------------------------------------------------------------------------------------
 # The live requests of an engine: by their ids, through their phases, to their end.
 
 

@@ -15,6 +15,7 @@ from model.tokenizer import Tokenizer
 from server.engine.types import Turn
 from server.errors import InvalidRequest
 
+# -------------------------------------------------------------------------------------------------
 # The ids of a text as it is held in memory: four bytes each, where a Python integer has 28.
 
 
@@ -89,6 +90,7 @@ def check_tokens(tokens: Sequence[int], vocab_size: int, param: str) -> None:
         raise InvalidRequest(f"{param}: token ids must be in 0..{vocab_size - 1}", param)
 
 
+# -------------------------------------------------------------------------------------------------
 # Token ids to text that is safe to send: whole characters, never a part of a stop string.
 
 
@@ -226,6 +228,7 @@ def overlap(text: str, stop: str) -> int:
     return 0
 
 
+# -------------------------------------------------------------------------------------------------
 # Where the thinking in a text begins and ends, by its markers, which tokens cut as they like.
 
 
@@ -331,6 +334,7 @@ def _stripped(text: str) -> str:
     return text[: max(len(text.rstrip()), len(text) - MAX_SPACE)]
 
 
+# -------------------------------------------------------------------------------------------------
 # The text of one turn of a chat: what the model thinks first, and its answer, told apart.
 #
 # Only a request with a `Turn` is read like this; the text of all others is shown as it comes.

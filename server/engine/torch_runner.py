@@ -29,6 +29,7 @@ from server.engine.runner import (
 from server.engine.sampling import has_filter, has_penalty, is_greedy
 from server.engine.types import SamplingParams
 
+# -------------------------------------------------------------------------------------------------
 # Finds batch sizes in which the matrix library gives each row the same bits.
 #
 # A library picks its kernel by the shape of a product, and kernels add in different
@@ -171,6 +172,7 @@ def _product(
     return lambda rows: F.linear(inputs[rows], weights.repeat(num_outputs, 1), bias)
 
 
+# -------------------------------------------------------------------------------------------------
 # Draws the next token of each row from its logits, reproducibly.
 #
 # Order: logit bias; repetition penalty, then presence and frequency penalty; the
@@ -365,8 +367,7 @@ def _typical(weights: Tensor, typical_p: float) -> Tensor:
     return torch.zeros_like(p, dtype=torch.bool).index_fill_(0, order[: int(reached) + 1], True)
 
 
-# Runs the model on torch, with the same bits in any company.
-#
+# -------------------------------------------------------------------------------------------------
 # A row's result must not depend on how many rows share its batch. So steps and
 # logits run in batches of a few sizes, all rows of which get the same bits: see
 # `server.engine.torch_runner`, which finds them at start. A chunk has a call of its

@@ -27,6 +27,7 @@ from server.api.gate import HEADER, Reply, answer_with_error, new_request_id
 from server.errors import InternalFailure, InvalidRequest, RequestError
 from server.runtime.async_engine import Draining
 
+# -------------------------------------------------------------------------------------------------
 # What the two protocols of the server share: how they read, write and refuse.
 
 
@@ -160,8 +161,7 @@ def whole_answer(error: RequestError, status: int | None = None, more: str = "")
     return f"{first}{lines}{more}\r\n".encode() + body
 
 
-# WebSockets as uvicorn has them, with the ends closed that it leaves open.
-#
+# -------------------------------------------------------------------------------------------------
 # A peer that never reads keeps uvicorn's sockets open indefinitely: here it meets a deadline
 # and `abort`, which needs no cooperation of the peer. Tokens are framed and written
 # without the libraries' event objects, which are most of a token's cost.
@@ -350,8 +350,7 @@ def _text_head(size: int) -> bytes:
     return b"\x81\x7e" + size.to_bytes(2) if size < 1 << 16 else b"\x81\x7f" + size.to_bytes(8)
 
 
-# HTTP/1.1 as uvicorn has it, with the ends closed that it leaves open.
-#
+# -------------------------------------------------------------------------------------------------
 # A peer that never finishes its head or body keeps uvicorn's connections open indefinitely:
 # here it meets a deadline and `abort`, which needs no cooperation of the peer. Pieces of
 # an answer are framed and written without h11's event objects.

@@ -26,6 +26,7 @@ from server.config.settings import ServerConfig
 from server.http.protocols import CountedProtocol, HttpProtocol, WebSocketProtocol
 from server.models.registry import Models
 
+# -------------------------------------------------------------------------------------------------
 # Open files: how many this process may have, and how many of them may be connections.
 
 
@@ -65,6 +66,7 @@ def with_fitting_connections(config: ServerConfig) -> ServerConfig:
     return config.model_copy(update={"max_connections": fitting})
 
 
+# -------------------------------------------------------------------------------------------------
 # Accepts connections up to the bounds, and stops while the process has no descriptor left.
 #
 # asyncio accepts whatever comes: where descriptors run out, the store cannot open its
@@ -159,8 +161,7 @@ class Acceptor:
             accepted.close()
 
 
-# The process around the app: the listening socket, signals, and an orderly end.
-#
+# -------------------------------------------------------------------------------------------------
 # On SIGTERM or SIGINT `/ready` answers 503 and new work is refused. Sessions that a
 # store keeps are saved at the boundary of a token, and their readers are
 # redirected. Other requests continue up to the drain timeout and are cancelled

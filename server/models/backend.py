@@ -30,6 +30,7 @@ from model.weights.gguf_file import block_scales
 from server.engine.engine import Engine, EngineConfig
 from server.engine.runner import CpuStatePool, NativeRunner, Runner
 
+# -------------------------------------------------------------------------------------------------
 # The loading of weights: its progress is shown, and numbers that no training leaves are reported.
 #
 # A file may be whole and its numbers broken all the same, by a conversion or on the disk where it
@@ -163,9 +164,6 @@ class WatchedWeights(StoredWeights):
         if isinstance(self._weights, StoredWeights):
             return self._weights.dtype_of(name)
         return "float32"
-
-
-# What runs the model: the native runtime where it is built and covers the model, else torch.
 
 
 logger = logging.getLogger("everstream.backend")

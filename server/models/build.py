@@ -55,6 +55,7 @@ from server.sessions.named_states import NamedStates
 from server.store.base import Identity, ImportRefused, Store, StoreError
 from server.store.portable import MAX_ABOUT_BYTES, NamedState, about_of, import_state, tuned_state
 
+# -------------------------------------------------------------------------------------------------
 # A file with a state that sessions can begin with: one of ours, or one tuned elsewhere.
 
 
@@ -121,6 +122,7 @@ def _check(state: NamedState, config: Config) -> None:
         raise ImportRefused("the file's state is not finite")
 
 
+# -------------------------------------------------------------------------------------------------
 # Whether drafts pay for a model on this machine: calls of several rows are timed at start.
 
 
@@ -217,8 +219,7 @@ def measured_costs(runner: Runner, pool: CpuStatePool) -> DraftCosts:
     return DraftCosts(times_s, max(0.0, sum(kept_s) - sum(times_s)) / len(MEASURED_ROWS))
 
 
-# A model becomes something that can be served: engine, store, async engine and service around it.
-#
+# -------------------------------------------------------------------------------------------------
 # All of it blocks, and runs in any thread; nothing is started here.
 
 

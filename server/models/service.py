@@ -26,6 +26,7 @@ from server.sessions.named_states import NamedStates
 from server.sessions.prefix_tier import PrefixTier
 from server.sessions.sessions import Sessions, Signing, Transfer
 
+# -------------------------------------------------------------------------------------------------
 # What a client may know of the model that is served.
 
 
@@ -86,6 +87,7 @@ class ModelInfo:
     sampling: SamplingParams = DEFAULTS
 
 
+# -------------------------------------------------------------------------------------------------
 # Answers that may become large: bounded before work starts, and written outside the event loop.
 #
 # The size of an answer is estimated from what its request asks for. One that may exceed the
@@ -179,6 +181,7 @@ class LargeAnswers:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
+# -------------------------------------------------------------------------------------------------
 # Tokenizers that remember, one for each tenant: what one sends makes no other one faster.
 
 
@@ -202,9 +205,6 @@ class TenantTokenizers:
                 self._by_owner.popitem(last=False)
         self._by_owner.move_to_end(owner)
         return self._by_owner[owner]
-
-
-# What every route needs of one model, put together once for each version of it.
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from server.engine.types import Request, SessionInfo
 from server.errors import RequestError
 from server.store.base import StoreFailed
 
+# -------------------------------------------------------------------------------------------------
 # What the async engine needs of an owner with limits: see `server.api.auth`.
 
 
@@ -44,8 +45,7 @@ class TenantAccount(Protocol):
     def spend(self, num_tokens: int, /) -> None: ...
 
 
-# What the event loop asks of the engine: calls that the engine thread runs.
-#
+# -------------------------------------------------------------------------------------------------
 # Each function here returns a call, or is one; the rest of the calls are single methods of the
 # engine. They run in the engine thread, between two steps.
 

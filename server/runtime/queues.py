@@ -18,6 +18,7 @@ from server.errors import RequestError
 from server.runtime.commands import Command
 from server.store.base import Store, StoreError
 
+# -------------------------------------------------------------------------------------------------
 # The bounded queue of commands into the engine's thread. It sleeps; nothing polls.
 
 
@@ -67,6 +68,7 @@ class CommandQueue(Generic[T]):
             return items
 
 
+# -------------------------------------------------------------------------------------------------
 # The bounded queue of steps to the event loop, from the engine thread and the store thread.
 #
 # A step comes from the store thread once its records are safe, and from the engine thread
@@ -172,6 +174,7 @@ def _request_id(entry: object) -> str | None:
     return entry.request.request_id if isinstance(entry, Accepted) else None
 
 
+# -------------------------------------------------------------------------------------------------
 # A bounded queue from the async engine to one reader, which reports overflow and never waits.
 #
 # One reader may own several requests (a WebSocket does), so that one wake-up of
@@ -283,6 +286,7 @@ class EventQueue(Generic[T]):
             self._waiter.set_result(is_nudged)
 
 
+# -------------------------------------------------------------------------------------------------
 # The queue to the store thread: steps of the engine thread, and questions of the event loop.
 #
 # Steps are bounded by the room of `DeliveryQueue`, questions by the clients that wait for them.

@@ -20,6 +20,7 @@ from server.runtime import commands
 from server.runtime.commands import Absent, Command, TenantAccount
 from server.runtime.queues import CommandQueue
 
+# -------------------------------------------------------------------------------------------------
 # The live requests of a server: who reads the events of each, and how long its tokens took.
 #
 # What a reader does reaches the engine by a command that is never refused. The engine waits
@@ -244,6 +245,7 @@ class RequestRegistry:
             self.idle.set()
 
 
+# -------------------------------------------------------------------------------------------------
 # Those who follow the logs of sessions without being their readers: woken, and given nothing.
 #
 # A follower reads the log itself when it is woken, at its own pace: no events are queued for it.

@@ -13,6 +13,7 @@ from server.runtime.commands import Command, forget
 from server.runtime.queues import CommandQueue, DeliveryQueue, EngineStep, Question, StoreQueue
 from server.store.base import Fenced, RecordRefused, Store, StoreError, StoreLost
 
+# -------------------------------------------------------------------------------------------------
 # The thread that owns an engine: commands go in, what each turn has made comes out.
 #
 # It sleeps while there is nothing to do. When it ends it releases the engine, and so
@@ -127,6 +128,7 @@ def _by_generation(commands: list[Command]) -> list[list[Command]]:
     return groups
 
 
+# -------------------------------------------------------------------------------------------------
 # The thread that owns the store: what a step has made is safe before it is delivered.
 #
 # All steps that wait are one commit, so a slow disk makes larger commits and not

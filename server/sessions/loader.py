@@ -24,6 +24,7 @@ from server.store.base import (
     StoreFailed,
 )
 
+# -------------------------------------------------------------------------------------------------
 # The sessions that a store shared by several replicas gives to each of them.
 #
 # `server.cluster.shared` implements `Ownership` over PostgreSQL, and tells the sessions
@@ -85,6 +86,7 @@ class Ownership(Protocol):
         """Gives an idempotency key back, after `claim_key`, whatever that has returned."""
 
 
+# -------------------------------------------------------------------------------------------------
 # Resuming a session: the client's cursor, and whether the events after it can be sent.
 
 
@@ -164,6 +166,7 @@ def _store_of(epoch_name: str) -> str:
     return epoch_name.rpartition("-")[0]
 
 
+# -------------------------------------------------------------------------------------------------
 # Questions to the store that take more than one of its methods. The store thread runs them.
 
 
@@ -213,6 +216,7 @@ def load_session(
     return loaded, None if after_seq is None else read_page(store, session, owner, after_seq)
 
 
+# -------------------------------------------------------------------------------------------------
 # Sessions that the engine does not have: loaded from the store, or from another replica.
 #
 # A command on a session is sent to the engine at once. Where the engine does not have the

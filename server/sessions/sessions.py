@@ -38,6 +38,7 @@ from server.sessions.prefix_tier import PrefixTier
 from server.store.base import Identity, Listed, Numbered, OwnedElsewhere, SessionBroken
 from server.store.portable import export_session, import_session
 
+# -------------------------------------------------------------------------------------------------
 # The tenants' limits on kept sessions: how many there are, and the bytes that they take.
 
 
@@ -75,8 +76,7 @@ async def _check(async_engine: AsyncEngine, owner: str, num_new: int) -> None:
         tenant.check_room("max_stored_bytes", num_bytes + 1)
 
 
-# Kept sessions wherever they are: in the engine, in the store, or at another replica.
-#
+# -------------------------------------------------------------------------------------------------
 # A session that the engine does not have is loaded when it is wanted. All methods
 # belong to the async engine's event loop.
 
@@ -375,6 +375,7 @@ class Sessions:
         return (await self.loader.use(session, owner, call, handover, work=work))[0]
 
 
+# -------------------------------------------------------------------------------------------------
 # Sessions as files: signed on the way out, checked on the way in.
 
 

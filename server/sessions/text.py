@@ -20,6 +20,7 @@ from server.sessions.sessions import MAX_SEQ, Sessions
 from server.store.base import HistoryGone
 from server.store.tables import length_after, num_tokens
 
+# -------------------------------------------------------------------------------------------------
 # The text of a kept session: what its log says that it has read and generated.
 
 
@@ -176,6 +177,7 @@ def _begin(entry: Entry) -> int:
     return entry.position if isinstance(entry, TokenEvent) else length_after(entry, 0)
 
 
+# -------------------------------------------------------------------------------------------------
 # A session's log as a stream that is only read: its items, and chunks from one offset to another.
 #
 # An offset is the number of a log's entry, which a rewind does not change: the entries of the text

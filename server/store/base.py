@@ -15,6 +15,7 @@ from server.engine.session import Entry, Record, SessionValue
 from server.engine.types import Finished, TokenEvent
 from server.errors import RequestError
 
+# -------------------------------------------------------------------------------------------------
 # What can go wrong between a session and its store, each with a stable code.
 
 
@@ -135,6 +136,7 @@ def brief(error: Exception) -> str:
     return ascii(str(error).strip().partition("\n")[0][:200])[1:-1]
 
 
+# -------------------------------------------------------------------------------------------------
 # The few operations on files that a store needs, so that a test can let each of them fail.
 
 
@@ -244,8 +246,7 @@ def _sync(path: Path, flags: int) -> None:
         os.close(descriptor)
 
 
-# What the server asks of a store of sessions, and what it gets back.
-#
+# -------------------------------------------------------------------------------------------------
 # One thread calls it, and every call blocks until it is done. What `Store.commit`
 # has returned from is in the log for good, so that it may be sent.
 

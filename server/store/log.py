@@ -24,6 +24,7 @@ from server.store.codec import (
 from server.store.snapshots import SnapshotRow, Snapshots, Unsaved
 from server.store.tables import Database, Head, Tables
 
+# -------------------------------------------------------------------------------------------------
 # Rows of the journal: a line for each entry, so that damage costs the session of its line alone.
 #
 # A row is a JSON list with an element on each line: the session's key, the entry, and a
@@ -123,8 +124,7 @@ def _line(line: bytes) -> Line | None:
         return None
 
 
-# The log of all sessions: a journal with one row for each commit, and what follows from it.
-#
+# -------------------------------------------------------------------------------------------------
 # A commit is one row, written and synced by itself: that row is the whole truth
 # about it. The other tables are brought up to it right after, without a sync of
 # their own, because whatever of that is lost is done over from the journal.
@@ -375,7 +375,7 @@ class Log:
         found: list[JournalRow] = self._execute(query).fetchall()
         return found
 
-    # What `server.store.log` asks
+    # What the redo asks
 
     def running_keys(self) -> list[int]:
         """The sessions that ran a request, as stored."""
@@ -410,6 +410,7 @@ class Log:
         return Head.of(key, entry.value, row - 1), entry, StoredState(*rest[0])
 
 
+# -------------------------------------------------------------------------------------------------
 # Redo of the write-ahead log: what follows from its rows; what cannot be read is skipped.
 #
 # A line that was altered or is missing costs its session, which is put into quarantine: it

@@ -15,6 +15,7 @@ from server.store.base import Chunk, Identity, ImportRefused, SnapshotBroken
 from server.store.codec import Malformed, decode_value, encode
 from server.store.snapshots import check_identity, check_sum, checksum, pack, seal, unpack, unseal
 
+# -------------------------------------------------------------------------------------------------
 # A session as one signed file, which another server of the same model can continue from.
 #
 # The file is safetensors: the state, and the session's fields as strings next to it.
@@ -102,6 +103,7 @@ def is_possible(value: SessionValue, num_bytes: int, identity: Identity) -> bool
     )
 
 
+# -------------------------------------------------------------------------------------------------
 # A named state: what sessions begin with, and the file that it is kept in.
 #
 # The file is safetensors as an exported session is, without a signature: who may give states to
@@ -230,6 +232,7 @@ def _digest(value: SessionValue, block: StateBlock) -> str:
     return digest.hexdigest()
 
 
+# -------------------------------------------------------------------------------------------------
 # A prompt's state as a safetensors file, for the prefix cache's second tiers.
 
 

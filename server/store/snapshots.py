@@ -18,6 +18,7 @@ from server.store.base import Chunk, Identity, SnapshotBroken, SnapshotMismatch
 from server.store.codec import Malformed, decode_json, decode_value, encode, row_sum
 from server.store.tables import Database, Head
 
+# -------------------------------------------------------------------------------------------------
 # A state as a file: safetensors with one tensor, and strings that say what it is.
 #
 # The header is read only as `pack` writes it, byte for byte, and the checksum
@@ -119,8 +120,7 @@ def unpack(file: bytes) -> tuple[dict[str, str], memoryview]:
     return about, data
 
 
-# Snapshots of sessions: a row for each value, and one state by name, which rows may share.
-#
+# -------------------------------------------------------------------------------------------------
 # Until they are on the disk, values wait in memory (`Unsaved`): a lost one costs a replay.
 
 

@@ -27,6 +27,7 @@ from server.store.log import Log
 from server.store.snapshots import Save, SnapshotRow, Snapshots, Unsaved
 from server.store.tables import Database, Head, Tables, length_after
 
+# -------------------------------------------------------------------------------------------------
 # Values to snapshots: written, thinned with age, and logs cut to what is needed after them.
 #
 # Times are seconds that the store has been open, as its owner's clock counted them (`StoreClock`):
@@ -224,6 +225,7 @@ def superfluous(lengths: Sequence[int], max_snapshots: int) -> set[int]:
     return set(range(len(lengths))).difference(kept)
 
 
+# -------------------------------------------------------------------------------------------------
 # What all stores answer in the same way: from tables, and the entries that come after them.
 
 

@@ -21,6 +21,7 @@ from server.store.codec import (
     unpack_entries,
 )
 
+# -------------------------------------------------------------------------------------------------
 # Where a session of the log is now, and its newest entries: kept in memory until there are many.
 #
 # One row for each session and tick would touch a page of the database for each; the
@@ -161,6 +162,7 @@ def as_logged(entry: Entry) -> Entry:
     return entry
 
 
+# -------------------------------------------------------------------------------------------------
 # What both databases have: the way to ask them, the tables, and the formats that are known.
 #
 # Each database adds what it alone has: `server.store.sqlite.database` and
@@ -272,6 +274,7 @@ def refuse_unknown(version: int, newest: int, store: str, place: str) -> None:
         )
 
 
+# -------------------------------------------------------------------------------------------------
 # What the store's tables are asked and told about sessions, their logs and their keys.
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from server.workers.frames import LENGTH, frame
 
+# -------------------------------------------------------------------------------------------------
 # The parent's side of a worker: it starts with the first request, and again after it has ended.
 #
 # A worker is a new program, not a copy of this process: nothing that is open here is open there.
@@ -120,6 +121,7 @@ async def _exchange(process: Process, request: bytes) -> Any:
         raise WorkerEnded(await process.wait()) from None
 
 
+# -------------------------------------------------------------------------------------------------
 # Who uses a worker next: owners take turns, so that one with many requests delays others less.
 
 

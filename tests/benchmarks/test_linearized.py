@@ -60,6 +60,7 @@ def test_rows_are_run_once_and_continue(tmp_path: Path) -> None:
     bits = found["rows"]["elu far"]["bits_per_byte"]
     assert list(bits) == ["at once", "matched", "fine-tuned"]
     assert len(found["rows"]["elu far"]["errors"]) == 2
+    assert state["elu far"] > state["window 64 control"] > 0
     assert (
         found["rows"]["elu far"]["state_bytes"] > found["rows"]["window 64 control"]["state_bytes"]
     )

@@ -18,6 +18,7 @@ from model.convert.linearize.questions import follow_up, question
 from model.native.runtime import Runtime
 from model.tokenizer import Tokenizer
 
+# -------------------------------------------------------------------------------------------------
 # How a chat is written: by ChatML (SmolLM2, Qwen) or in the format of Llama 3.
 #
 # A chat template is code, which only the server runs; here its text tells which of the two it is.
@@ -67,6 +68,7 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text, allow_special=True)
 
 
+# -------------------------------------------------------------------------------------------------
 # Chats that the source writes itself: what the student will be asked to say.
 #
 # Questions are made of templates and topics, or written by the source too, which is asked to

@@ -26,6 +26,7 @@ from model.families.llama.config import LlamaConfig
 from model.hub.base import Base, describe, write_base
 from model.weights import CheckpointError
 
+# -------------------------------------------------------------------------------------------------
 # What a conversion makes, in a file: far parts and updates over a base that is named by its hash.
 #
 # safetensors; the metadata ``linearize`` is JSON: ``base`` (SHA-256 of the GGUF file), ``plan``,
@@ -114,6 +115,7 @@ def served_name(name: str) -> str:
     return f"blocks.{layer}.{_UPDATED[rest[0]]}.{rest[1]}"
 
 
+# -------------------------------------------------------------------------------------------------
 # What a conversion makes: a folder that is served, as an adapter over its base or merged.
 
 

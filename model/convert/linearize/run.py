@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from model.training.errors import TrainingError
 from model.training.resume import load_progress, write_progress
 
+# -------------------------------------------------------------------------------------------------
 # A run of `match` or `distil`: its parameters between two steps, kept in a folder.
 #
 # The folder has ``progress`` (`model.training.resume`), from which a run continues with the same
@@ -154,6 +155,7 @@ def _set(parameters: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> Non
         parameter.copy_(weights[name])
 
 
+# -------------------------------------------------------------------------------------------------
 # How far a stage is: a bar on a terminal, else a line now and then.
 
 

@@ -16,6 +16,7 @@ from model.convert.linearize.chats import ChatFormat, encode
 from model.evaluation import DataError, documents
 from model.tokenizer import Tokenizer
 
+# -------------------------------------------------------------------------------------------------
 # Texts made to teach recall: facts are told, other text follows, then they are asked for.
 #
 # Ordinary text seldom repeats what it said hundreds of tokens before, so that a student learns
@@ -204,6 +205,7 @@ class _Writer:
         return values[int(self._rng.integers(len(values)))]
 
 
+# -------------------------------------------------------------------------------------------------
 # What a step trains on: a pure function of the step, so that a stopped run continues alike.
 #
 # A sequence is T + 1 tokens: a piece of a book or of stories that starts anywhere; chats that the

@@ -21,6 +21,7 @@ from model.convert.linearize.plan import LlamaShape, Plan
 from model.families.llama.config import LayerPlan
 from model.families.llama.network import DeltaFar, RelativeFar, far_part
 
+# -------------------------------------------------------------------------------------------------
 # The exact part of a layer: softmax over the last W tokens and the first ones of the text.
 #
 #     o_i = sum_j softmax_j(q_i . k_j / sqrt(K)) v_j,   over j <= i with i - j < W or j < sinks
@@ -84,8 +85,7 @@ def _mask(num_blocks: int, block: int, window: int, sinks: int, device: torch.de
     return torch.cat([near, first], dim=-1)
 
 
-# The model that is made: the source's weights, low-rank updates of them, and the plan's attention.
-#
+# -------------------------------------------------------------------------------------------------
 # An update is that of Hu et al. 2021 ("LoRA"), W + 2 B A, with A [r, columns] random and B zero at
 # the start. q, k and v share one A.
 
@@ -241,6 +241,7 @@ class Student(nn.Module):
         return merged_model
 
 
+# -------------------------------------------------------------------------------------------------
 # The step form of a student: one token of each row, with a state of constant size.
 #
 # A layer keeps rotated keys and values of the first tokens and of the last W others, in a ring, in

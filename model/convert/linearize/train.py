@@ -15,6 +15,7 @@ from model.convert.linearize.run import Run
 from model.convert.linearize.sequences import Sequences
 from model.convert.linearize.student import Student
 
+# -------------------------------------------------------------------------------------------------
 # The first stage: each layer's far part learns to give what the source's attention gives.
 #
 # All layers at once and each on its own: the input of a layer is the source's, so that a step costs
@@ -54,6 +55,7 @@ def match_layers(
     return errors
 
 
+# -------------------------------------------------------------------------------------------------
 # The loss of distillation, without ever holding all logits.
 #
 #     KL(t || s) = sum_c t_c (log t_c - log s_c)
@@ -114,9 +116,6 @@ class _Divergence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return ctx.saved_tensors[0] * grads[0], None, None, None, None
-
-
-# The two stages of training: what a step does is a function of its number.
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""The family arwkv7: its config, its network, and its published files."""
+"""ARWKV: RWKV-7's time mix in the body of Qwen2.5."""

@@ -1,1 +1,1 @@
-"""The family lfm2: its config, its network, and its published files."""
+"""LFM2 and LFM2.5, dense: short convolutions and attention."""

@@ -13,6 +13,7 @@ from model.foreign.rotary import read_rotary
 from model.foreign.weights import Weights
 from model.weights import file_name
 
+# -------------------------------------------------------------------------------------------------
 # The keys of LFM2 files, and which of our weights each is.
 
 
@@ -67,9 +68,6 @@ GGUF = HybridNames(
         "out.weight": weight("shortconv.out_proj"),
     },
 )
-
-
-# LFM2 and LFM2.5 in their Hugging Face layout, dense.
 
 
 #: What training starts from, and second names of sizes, which the weights' shapes show.

@@ -1,1 +1,1 @@
-"""The family llama: its config, its network, and its published files."""
+"""Llama, Qwen2, Qwen3, SmolLM3: with a bounded past, or with a state of constant size."""

@@ -16,6 +16,7 @@ from model.architectures.hybrid import (
 from model.files import ConfigError
 from model.tensor_spec import POSITION_BLOCK, Shape, TensorSpec
 
+# -------------------------------------------------------------------------------------------------
 # What a layer of constant state keeps of the past, and the bytes of it.
 #
 # A layer has a window of exact softmax over the last tokens and the first ``sinks`` tokens of the
@@ -102,6 +103,7 @@ def _read_plan(value: Any) -> LayerPlan:
     return value
 
 
+# -------------------------------------------------------------------------------------------------
 # The config of a Llama model, its state and its weights' names and shapes.
 
 

@@ -16,6 +16,7 @@ from model.architectures.network import State
 from model.families.llama.config import LayerPlan, LlamaConfig
 from model.ops.delta import delta_chunk
 
+# -------------------------------------------------------------------------------------------------
 # The far part of most layers: bounded features of what left the window, next to the near sum.
 #
 #     phi_k(k) = softmax([k U, -k U])                      U per head of keys
@@ -120,6 +121,7 @@ def causal_sums(q: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor,
     return sums.flatten(2, 3)[:, :, :num_tokens], ends[:, :, -1]
 
 
+# -------------------------------------------------------------------------------------------------
 # The far part of retrieval layers: the gated delta rule on what left the window.
 #
 #     S_t = a_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T     per head of keys
@@ -200,6 +202,7 @@ class DeltaFar(FarMaps):
         return weight * read.transpose(1, 2), weight, state[:, ::group]
 
 
+# -------------------------------------------------------------------------------------------------
 # Llama (Touvron et al. 2023, arXiv 2302.13971), and what differs from it by options of attention.
 #
 # Every layer is `model.architectures.bounded_attention` and a SwiGLU. In a model of constant state

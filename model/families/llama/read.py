@@ -13,6 +13,7 @@ from model.foreign.rotary import SCALINGS, read_rotary
 from model.foreign.weights import Weights
 from model.weights import file_name
 
+# -------------------------------------------------------------------------------------------------
 # The keys of Llama files, and which of our weights each is.
 
 
@@ -57,8 +58,6 @@ GGUF = HybridNames(
 )
 
 
-# Llama in its Hugging Face layout, and the families that are Llama with other options.
-#
 # Qwen2 has biases, Qwen3 norms of queries and keys, SmolLM3 layers without positions. Windows of
 # attention (``use_sliding_window``) are refused, and rotary positions that are scaled in other ways
 # than "linear" and "llama3".

@@ -1,1 +1,1 @@
-"""The family mamba: its config, its network, and its published files."""
+"""Mamba-1, Falcon-Mamba and Mamba-2."""

@@ -13,8 +13,6 @@ from model.architectures.hybrid import decoder_shapes
 from model.files import ConfigError
 from model.tensor_spec import Shape, TensorSpec
 
-# The config of a Mamba-1 model, its state and its weights' names and shapes.
-#
 # Symbols: D ``hidden_size``, d ``inner_size``, N ``state_size``, R ``dt_rank``, W ``conv_size``.
 # Falcon-Mamba (arXiv 2410.05355) norms dt, B and C, without weights: ``mixer_norm``.
 
@@ -127,12 +125,10 @@ class MambaConfig(JsonConfig):
         return frozenset()
 
 
-# The config of a Mamba-2 model, its state and its weights' names and shapes.
-#
+# -------------------------------------------------------------------------------------------------
 # Symbols: D ``hidden_size``, H heads, P ``head_dim``, N ``state_size``, G groups, W ``conv_size``.
 
 
-#: Inner channels of a new model for each channel of the residual stream.
 #: Fields that a user chooses as ``attention_options``.
 MAMBA2_OPTIONS = ("state_size", "num_groups", "conv_size")
 

@@ -16,8 +16,6 @@ from model.ops.linear import FusedLinear
 from model.ops.products import product
 from model.ops.recurrence import decayed
 
-# Mamba-1 in torch: the readable reference of the architecture.
-#
 # A block is ``x + mixer(norm(x))``. The mixer's product gives x and z; a short convolution with a
 # bias and a silu goes over x, of which another product makes dt, B and C; Delta is the softplus of
 # a low-rank product of dt. For each channel, with N numbers of state h,
@@ -121,6 +119,7 @@ def _uniform(weight: Tensor, fan_in: int, generator: torch.Generator) -> None:
     nn.init.uniform_(weight, -(fan_in**-0.5), fan_in**-0.5, generator=generator)
 
 
+# -------------------------------------------------------------------------------------------------
 # The recurrence of Mamba-2, token by token and in blocks of tokens.
 #
 #     S_t = exp(l_t) S_{t-1} + B_t x_t^T,   y_t = S_t^T C_t
@@ -215,11 +214,10 @@ def _blocks(x: Tensor) -> Tensor:
     return blocks.movedim(3, 1)
 
 
-# Mamba-2 in torch: the readable reference of the architecture.
-#
+# -------------------------------------------------------------------------------------------------
 # A block is ``x + mixer(norm(x))``. The mixer's product gives z, x, B, C and dt; a short
 # convolution with a bias and a silu goes over x, B and C; Delta = softplus(dt + dt_bias). After the
-# recurrence (`model.families.mamba.network`) each head adds D times its x, the channels are gated
+# recurrence above each head adds D times its x, the channels are gated
 # by silu(z) and then normed within their group. Equations: arXiv 2405.21060; names as in the
 # published weights where they have one (dt_bias, A_log, D).
 #

@@ -16,6 +16,7 @@ from model.foreign.renamed import Part, Renamed
 from model.foreign.weights import Weights
 from model.weights import Array, CheckpointError, StoredWeights, file_name, shape_in
 
+# -------------------------------------------------------------------------------------------------
 # The keys of Mamba files, and which of our weights each is.
 
 
@@ -136,6 +137,7 @@ def _rows(files: Mapping[str, Array], key: str, begin: int) -> Array:
     return files[key][begin : begin + _ROWS]
 
 
+# -------------------------------------------------------------------------------------------------
 # Mamba in folders of transformers (mamba, falcon_mamba, mamba2), of state-spaces and of Mistral.
 #
 # Those of state-spaces have no ``model_type``, sizes by other names, and often no tokenizer: that

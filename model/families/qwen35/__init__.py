@@ -1,1 +1,1 @@
-"""The family qwen35: its config, its network, and its published files."""
+"""Qwen3.5 and Qwen3.6, dense, text alone: gated delta rule and attention in turn."""

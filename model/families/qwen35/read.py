@@ -15,6 +15,7 @@ from model.foreign.rotary import read_rotary
 from model.foreign.weights import Weights
 from model.weights import Array, CheckpointError, file_name, shape_in
 
+# -------------------------------------------------------------------------------------------------
 # The keys of Qwen3.5 files, and which of our weights each is.
 
 
@@ -88,8 +89,7 @@ GGUF = HybridNames(
 )
 
 
-# Qwen3.5 and Qwen3.6 in their Hugging Face layouts, dense, of which the text model is read.
-#
+# -------------------------------------------------------------------------------------------------
 # Published folders are multimodal (``qwen3_5``): their text model's config is ``text_config``, and
 # its keys have a prefix of their own. What sees images and what predicts several tokens
 # (``mtp``) is left out.

@@ -1,1 +1,1 @@
-"""The family rwkv7: its config, its network, and its published files."""
+"""RWKV-7 as BlinkDL and flash-linear-attention publish it, its tuned states and adapters."""

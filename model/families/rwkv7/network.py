@@ -15,6 +15,7 @@ from model.families.rwkv7.config import Rwkv7Config, TimeMixConfig, time_mix_sha
 from model.ops.products import product
 from model.tensor_spec import Shape
 
+# -------------------------------------------------------------------------------------------------
 # The recurrence of RWKV-7's time mix, token by token and in blocks of tokens.
 #
 #     S_t = diag(w_t) S_{t-1} - d_t u_t^T + k_t v_t^T,   u_t = S_{t-1}^T c_t,   y_t = S_t^T r_t
@@ -104,6 +105,7 @@ def _blocks(x: Tensor) -> Tensor:
     return blocks.contiguous()
 
 
+# -------------------------------------------------------------------------------------------------
 # RWKV-7's time mix, which more than one family has.
 #
 # Equations: arXiv 2503.14456, section 3 and appendix; names as in the published weights where they
@@ -187,6 +189,7 @@ def shifted(x: Tensor, first: Tensor) -> Tensor:
     return torch.cat([first.to(x.dtype).unsqueeze(1), x[:, :-1]], dim=1)
 
 
+# -------------------------------------------------------------------------------------------------
 # What training starts an RWKV-7 from: the initial weights of the published models.
 #
 # From the trainer that made them (RWKV-LM, RWKV-v7/train_temp/src/model.py: the constructors and
@@ -283,8 +286,7 @@ def _curves(config: TimeMixConfig, layer: int) -> dict[str, Tensor]:
     return {name: curve for name, curve in curves.items() if name in shapes}
 
 
-# RWKV-7 in torch: the readable reference of the architecture.
-#
+# -------------------------------------------------------------------------------------------------
 # A block is ``x + time_mix(time_norm(x))``, then ``x + channel_mix(channel_norm(x))``, with
 # layer norms. Both mixes see the token before through a token shift: input c is
 # ``x + (x_before - x) * mix_c``. Layer 0's values reach the later layers of the same token
@@ -359,7 +361,7 @@ class Rwkv7(Network):
         return self.head.weight
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """See `model.families.rwkv7.network`."""
+        """See `initial_weights`."""
         self.load_state_dict(initial_weights(self.config, generator))
 
     def hidden_chunk(

@@ -20,6 +20,7 @@ from model.weights.rwkv_cpp import RwkvCppFile, Sizes
 from model.weights.safetensors import WeightFiles
 from model.weights.torch_file import TorchFile
 
+# -------------------------------------------------------------------------------------------------
 # The keys of RWKV-7 files, and which of our weights each is.
 
 
@@ -263,17 +264,16 @@ def affine(ours: str, theirs: str) -> dict[str, Part]:
     return {f"{ours}.{kind}": Part((f"{theirs}.{kind}",)) for kind in ("weight", "bias")}
 
 
-# RWKV-7 as it is published: native ``.pth`` files and Hugging Face folders.
-#
-# All hold the same tensors; the keys, not the config, say under which names
-# (`model.families.rwkv7.read`). Native low-rank matrices are [in, out], those of fla are Linear
-# weights [out, in]. Vectors may be [D] or [1, 1, D]. Sizes are read from the weights; a
-# ``config.json`` may only agree with them. Tensors are read when they are asked for.
+# -------------------------------------------------------------------------------------------------
+# All layouts hold the same tensors; the keys, not the config, say under which names. Native
+# low-rank matrices are [in, out], those of fla are Linear weights [out, in]. Vectors may be [D]
+# or [1, 1, D]. Sizes are read from the weights; a ``config.json`` may only agree with them.
+# Tensors are read when they are asked for.
 #
 # Id 0 begins and ends texts in every RWKV vocabulary, also where a ``config.json`` differs.
 
 
-#: What training and other kernels use, and special ids: see the module's docstring. Our sums are
+#: What training and other kernels use, and special ids: see above. Our sums are
 #: float32 for any ``wkv_*``.
 HARMLESS = (
     *("attn_mode", "fuse_norm", "fuse_cross_entropy", "fuse_linear_cross_entropy", "use_l2warp"),
@@ -346,7 +346,7 @@ def _check_stated(stated: Sizes, config: Rwkv7Config, name: str) -> None:
 
 
 def read_rwkv7(source: ForeignConfig, weights: Weights) -> tuple[Rwkv7Config, Renamed]:
-    """The model in a folder: see the module's docstring."""
+    """The model in a folder."""
     source.ignore(*HARMLESS)
     files = weights.take_all()
     file = file_name(files)

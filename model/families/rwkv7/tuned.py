@@ -30,6 +30,7 @@ from model.foreign.tuned_states import tensors_of
 from model.tensor_spec import Shape
 from model.weights import Array, CheckpointError, StoredWeights, Weights, shape_in
 
+# -------------------------------------------------------------------------------------------------
 # LoRA and MiSS files for RWKV-7, merged into the weights while these are read.
 #
 # For a Linear weight W [out, in] and a rank r:
@@ -235,6 +236,7 @@ def _targets(config: Rwkv7Config) -> Mapping[str, _Target]:
     }
 
 
+# -------------------------------------------------------------------------------------------------
 # A tuned state of RWKV-7: the tensors ``blocks.I.att.time_state`` [H, N, N] of state tuning.
 #
 # State tuning trains what the time mix of each layer begins with, and leaves the weights as they

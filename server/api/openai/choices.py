@@ -15,6 +15,7 @@ from server.api.events import EpochName
 from server.api.schemas.requests import StreamOptions
 from server.engine.types import Event, Finished, Request, Scored, Usage
 
+# -------------------------------------------------------------------------------------------------
 # What the answers of completions and of chats share: whole in parts, or in chunks, with usage.
 
 
@@ -101,6 +102,7 @@ def written_list(answer: Mapping[str, Any], name: str, items: Iterable[bytes]) -
     yield tail
 
 
+# -------------------------------------------------------------------------------------------------
 # Log-probabilities as OpenAI's first API writes them, and as vLLM writes those of a prompt.
 
 

@@ -41,6 +41,7 @@ from server.engine.types import Request as EngineRequest
 from server.errors import RequestError, invalid
 from server.models.service import ID_BYTES, LOGPROB_BYTES, TOKEN_BYTES, Service
 
+# -------------------------------------------------------------------------------------------------
 # What the answer to `POST /v1/completions` says of a prompt and of a choice, as JSON.
 #
 # Lists of log-probabilities are written in blocks as they come, so that an answer takes
@@ -197,6 +198,7 @@ def choice_json(index: int, text: str, reason: str | None = None, **more: Any) -
     return {"index": index, "text": text, "logprobs": None, "finish_reason": reason, **more}
 
 
+# -------------------------------------------------------------------------------------------------
 # OpenAI's ``text_completion``, whole or in chunks, from the events of its requests.
 
 
@@ -399,9 +401,6 @@ def _scored_prompt(choice: TextChoice) -> Scored | Finished | None:
     if not choice.request.score or choice.request.sampling is not None:
         return choice.scored
     return choice.last if isinstance(choice.last, Finished) else None
-
-
-# `POST /v1/completions`: one prompt or many, whole or in chunks, with log-probabilities.
 
 
 #: Choices of one answer, of all prompts together.

@@ -22,6 +22,7 @@ from server.api.schemas.requests import Schema, few_fields, finite_numbers
 from server.api.schemas.wire import History, Refusal, Wire, of_type
 from server.api.schemas.wire import ItemId as CallId
 
+# -------------------------------------------------------------------------------------------------
 # Fields that OpenAI's API or other servers have and this one does not: refused by name.
 #
 # A value that asks for nothing (null, or the default) is accepted. A field that a
@@ -154,6 +155,7 @@ EMBEDDINGS = {
 }
 
 
+# -------------------------------------------------------------------------------------------------
 # OpenAI's messages and tools, as they come over the wire and as templates read them.
 
 

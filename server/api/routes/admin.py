@@ -24,9 +24,6 @@ from server.api.schemas.wire import ModelName, StateName, Wire
 from server.api.schemas.wire import Query as StrictQuery
 from server.store.portable import NamedState
 
-# Routes for the operator, for keys with the scope ``admin``.
-
-
 router = APIRouter(responses=KEY_ERRORS)
 
 
@@ -96,6 +93,7 @@ def _usage(tenant: Tenant) -> dict[str, Any]:
     }
 
 
+# -------------------------------------------------------------------------------------------------
 # States that sessions begin with: listed, kept, exported and deleted, with the scope ``admin``.
 
 

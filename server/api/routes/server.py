@@ -19,6 +19,7 @@ from server.api.schemas import responses as answers
 from server.api.sockets import Sockets
 from server.observability import metrics
 
+# -------------------------------------------------------------------------------------------------
 # The HTTP routes of the server itself: its health, its metrics.
 
 
@@ -66,6 +67,7 @@ async def prometheus(request: Request) -> Response:
     return Response(body, headers={"content-type": metrics.CONTENT_TYPE})
 
 
+# -------------------------------------------------------------------------------------------------
 # The page at `/`, the API's description at `/docs`, and their files, with a strict policy.
 
 

@@ -30,6 +30,7 @@ from server.api.schemas.wire import (
     known_alone,
 )
 
+# -------------------------------------------------------------------------------------------------
 # What a text must be, as a client asks for it: OpenAI's ``response_format`` and more.
 #
 # Only sizes are looked at here; what a schema or a grammar means is found out by
@@ -184,6 +185,7 @@ ResponseFormat = Annotated[
 ]
 
 
+# -------------------------------------------------------------------------------------------------
 # What may come over the wire, strictly: no unknown fields, no coercion, no NaN.
 #
 # They are parsed by `server.api.schemas.parse`. Null is accepted where OpenAI accepts it

@@ -8,9 +8,6 @@ from typing import Annotated, Literal, NotRequired
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-# What goes out over HTTP, as OpenAPI describes it: dictionaries that orjson writes.
-
-
 #: Where clients must accept fields that they do not know, in a strict frame too.
 OPEN = ConfigDict(strict=True)
 
@@ -224,6 +221,7 @@ class Health(TypedDict):
     status: str
 
 
+# -------------------------------------------------------------------------------------------------
 # What the server sends on `/v1/stream`, described once.
 #
 # `server.api.events` makes frames of these types, mypy checks them field by field,

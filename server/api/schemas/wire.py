@@ -23,6 +23,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 from server.engine.prefixes import MAX_HANDLE_CHARS
 
+# -------------------------------------------------------------------------------------------------
 # The base of all that comes over the wire: no unknown fields, no coercion, no NaN.
 #
 # A field that is unknown, or refused with a reason, is accepted where its value asks
@@ -138,6 +139,7 @@ def of_type(wanted: str, value: object, message: str) -> object:
     return value
 
 
+# -------------------------------------------------------------------------------------------------
 # What a client may call things: every name that ends in a store or a log is text without controls.
 #
 # PostgreSQL stores no NUL in a text, and a line break in a name would begin a line of a log.
@@ -191,6 +193,7 @@ Label = Annotated[str, StringConstraints(max_length=256), _NO_CONTROLS, _SHOWN]
 ModelPath = Annotated[str, StringConstraints(min_length=1, max_length=1024), _NO_CONTROLS, _SHOWN]
 
 
+# -------------------------------------------------------------------------------------------------
 # What may come in a query: text, and apart from that as strict as a body.
 
 

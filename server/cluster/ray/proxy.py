@@ -19,6 +19,7 @@ from ray.serve._private.constants import SERVE_NAMESPACE, SERVE_PROXY_NAME
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+# -------------------------------------------------------------------------------------------------
 # What our requests need of Ray's proxy, in the proxy's own process.
 #
 # Ray's proxy imports `middlewares` where the environment that Ray was started in says
@@ -121,6 +122,7 @@ def _left(scope: Scope) -> Message:
     return {"type": "websocket.disconnect", "code": 1008, "reason": "the client reads too slowly"}
 
 
+# -------------------------------------------------------------------------------------------------
 # Our side of Ray's proxy: the bound that its sockets lack, and which replica answered.
 
 
@@ -165,6 +167,7 @@ def _size(message: Message) -> int:
     return len(text.encode())
 
 
+# -------------------------------------------------------------------------------------------------
 # What Serve has no settings for: slow proxies, draining before a stop, listening on one address.
 #
 # Serve stops a replica by waiting until it has no request, for a bounded time, and only

@@ -29,6 +29,7 @@ from server.models.storage import Shared
 from server.observability.logs import configure as configure_logs
 from server.observability.tracer import open_tracer
 
+# -------------------------------------------------------------------------------------------------
 # Which replica gets a request: the one that holds its session, if that can take it.
 #
 # Serve calls a router of ours for each request, in the proxy. That was chosen over
@@ -90,6 +91,7 @@ class SessionRouter(RequestRouter):
         return chosen
 
 
+# -------------------------------------------------------------------------------------------------
 # How many replicas there should be: as many as the streams that run or wait need.
 #
 # Serve would count open requests. A socket is one for as long as it is open, whatever
@@ -120,6 +122,7 @@ class StreamsPolicy:
         return max(1, math.ceil(sum(reported.values()) / self._target)), {}
 
 
+# -------------------------------------------------------------------------------------------------
 # A configuration as plain data: all of ours that crosses to a replica, or comes from a file.
 #
 # A replica reads it over its own machine's `EVERSTREAM_*` variables, so that what is
@@ -176,6 +179,7 @@ def _text(source: ModelSource) -> str | None:
     return f"{source.name}={place}" if source.is_named else place
 
 
+# -------------------------------------------------------------------------------------------------
 # One replica: the same application as `everstream serve` has, in a process of Ray's.
 
 

@@ -21,6 +21,7 @@ from server.store.base import Fenced, RecordRefused, StoreError, StoreFailed, St
 from server.store.codec import UNSTORABLE
 from server.store.tables import SECOND, TABLES, refuse_unknown
 
+# -------------------------------------------------------------------------------------------------
 # A connection to PostgreSQL that ends in time, whatever becomes of the database.
 
 
@@ -91,6 +92,7 @@ def connect(url: str, *, prepare: bool = True, timed: bool = True) -> psycopg.Co
     )
 
 
+# -------------------------------------------------------------------------------------------------
 # One connection to PostgreSQL: transactions that are fenced, and statements in pipelines.
 #
 # The SQL of `server.store` is written for both databases, with a question mark for each
@@ -326,6 +328,7 @@ def failure(error: Exception) -> StoreError:
     return StoreFailed("the shared store failed", detail=str(error).strip().partition("\n")[0])
 
 
+# -------------------------------------------------------------------------------------------------
 # The tables of a shared store, and how a store of an older format gets them.
 #
 # Each version of a model has a schema of its own in the database, so that the tables

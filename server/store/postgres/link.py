@@ -33,6 +33,7 @@ from server.store.snapshots import Snapshots, Unsaved
 from server.store.table_store import Durability, StoreClock
 from server.store.tables import Tables
 
+# -------------------------------------------------------------------------------------------------
 # A replica among others: that it lives, whether they do, and what they ask of it.
 #
 # Each has one connection of its own that does nothing else. It holds an advisory lock,
@@ -201,8 +202,7 @@ def channel_name(schema: str, key: int) -> str:
     return f"{schema} {key}"
 
 
-# What ties a replica to its store: a connection, made again after an error, and its presence.
-#
+# -------------------------------------------------------------------------------------------------
 # After an error the connection is given up, and the next call makes another one, which
 # knows only what the database has.
 

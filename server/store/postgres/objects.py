@@ -16,8 +16,6 @@ from server.store.base import Chunk, Identity, SnapshotBroken, StoreFailed
 from server.store.postgres.database import PostgresDatabase
 from server.store.snapshots import decode_state, encode_state
 
-# States by name in a place that all replicas reach: a table, or an object storage.
-#
 # They are too large for the rows that point to them, and they never change once
 # they are there, so that any store of named bytes will do.
 
@@ -89,6 +87,7 @@ class TableObjects:
             ) from error
 
 
+# -------------------------------------------------------------------------------------------------
 # The states of a shared store: objects by name, and how none is leaked.
 #
 # A name is noted as garbage before its object is put, and again by a trigger when a row

@@ -21,6 +21,7 @@ from server.store.base import Identity, SnapshotBroken, SnapshotMismatch, StoreE
 from server.store.portable import decode_prefix, encode_prefix
 from server.store.postgres.objects import Connection, Objects
 
+# -------------------------------------------------------------------------------------------------
 # The rows of the prefix cache that replicas share, and the names of objects without a row.
 #
 # An object without a row would never be deleted. So its name is in ``garbage`` before it is
@@ -196,8 +197,7 @@ class PrefixTable:
         self.connection.execute(_SWEPT, (list(names),))
 
 
-# Prompts' states that all replicas share: what one has put, another finds.
-#
+# -------------------------------------------------------------------------------------------------
 # A table says which states there are, and whose; the states themselves are `Objects`.
 # Nothing here is needed: what is lost is computed again, and a store that does not answer
 # has nothing until it has rested.

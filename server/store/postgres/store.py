@@ -50,6 +50,7 @@ from server.store.table_store import (
 )
 from server.store.tables import Head
 
+# -------------------------------------------------------------------------------------------------
 # Which replica holds a session or a key, and what becomes of what a dead one held.
 
 
@@ -182,6 +183,7 @@ class KeyClaims:
         self._unreturned.clear()
 
 
+# -------------------------------------------------------------------------------------------------
 # What a replica does about once a second for the store that it shares.
 
 
@@ -339,8 +341,7 @@ class Rounds:
             self._forgets = False
 
 
-# The store of many replicas: one PostgreSQL, in which each session belongs to one of them.
-#
+# -------------------------------------------------------------------------------------------------
 # The store thread owns it, as it does an embedded store.
 
 

@@ -31,6 +31,7 @@ from server.store.codec import UNSTORABLE
 from server.store.table_store import Connected, Saving, StoreClock, StoreLimits
 from server.store.tables import SECOND, TABLES, refuse_unknown
 
+# -------------------------------------------------------------------------------------------------
 # Room on the disk that a store keeps for itself: given up where it must write on a full disk.
 #
 # Others may fill the volume to the last byte. To delete sessions, and to open at all, the
@@ -100,6 +101,7 @@ class Reserve:
             self.is_whole = True
 
 
+# -------------------------------------------------------------------------------------------------
 # The SQLite database of a store: its tables, how it is opened, and what its failures mean.
 #
 # In WAL mode. A transaction that must outlast a power cut is synced; one that can
@@ -291,6 +293,7 @@ def errors_of_sqlite() -> Iterator[None]:
         raise failure(error) from error
 
 
+# -------------------------------------------------------------------------------------------------
 # One process owns a store. No clock of one process is compared with that of another.
 #
 # The owner holds a lock on the file ``lock``, which dies with it, and changes the
@@ -407,6 +410,7 @@ def _is_stopped(pid: str) -> bool:
     return status.rpartition(")")[2].split()[0] in ("T", "t")
 
 
+# -------------------------------------------------------------------------------------------------
 # The key that vouches for exported sessions: made once, and kept with the store.
 
 
@@ -460,6 +464,7 @@ def copy_key(store: Path, new: Path) -> bool:
     return True
 
 
+# -------------------------------------------------------------------------------------------------
 # What a store does about once a second, besides what it is asked: saving, thinning, expiring.
 
 

@@ -28,6 +28,7 @@ from server.store.codec import Malformed, decode_value
 from server.store.portable import decode_prefix, encode_prefix, read_any_identity
 from server.store.snapshots import decode_state, encode_state
 
+# -------------------------------------------------------------------------------------------------
 # States as files in a folder: written whole, synced, and only then called by their names.
 
 
@@ -125,6 +126,7 @@ class StateFiles:
             logger.warning("could not remove %s: %s", path, error)
 
 
+# -------------------------------------------------------------------------------------------------
 # The named states of an embedded store: a file for each, in a folder of their own.
 #
 # A file is whole or it is not there: it is written next to the old one, synced, and then renamed.
@@ -212,6 +214,7 @@ def _digest(path: Path) -> str | None:
     return None if origin is None else origin.digest
 
 
+# -------------------------------------------------------------------------------------------------
 # Prompts' states that did not fit memory, as files: the prefix cache's second tier.
 #
 # One folder for each owner, one file for each state. A file that is broken, or

@@ -40,6 +40,7 @@ from server.store.sqlite.files import NAMED_DIR as NAMED_DIR
 from server.store.sqlite.files import OWNER_NAME, SNAPSHOTS_DIR, broken_named, files_in
 from server.store.tables import COLUMNS, KEYS, SEGMENTS, Head, LogSegment, is_key_altered
 
+# -------------------------------------------------------------------------------------------------
 # Questions to the store in a folder that another process may have open.
 
 
@@ -97,6 +98,7 @@ def _rows(path: Path, query: str, *values: str) -> list[tuple[object, ...]]:
         return list(connection.execute(query, values))
 
 
+# -------------------------------------------------------------------------------------------------
 # A copy of a store that may be in use: its database as of one moment, and the states of then.
 #
 # A state's file never changes. It is there before a row names it, and goes after the last row that
@@ -252,6 +254,7 @@ def _refuse_links(path: Path, file: Path) -> None:
             raise OSError(errno.ELOOP, "It leads out of the store, which is not copied", str(place))
 
 
+# -------------------------------------------------------------------------------------------------
 # Whether a store is whole: its database, the states of its snapshots, and its logs.
 
 

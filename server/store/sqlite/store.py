@@ -58,6 +58,7 @@ from server.store.table_store import (
 )
 from server.store.tables import Tables
 
+# -------------------------------------------------------------------------------------------------
 # A store's connection to its directory, and all that is known through it.
 
 
@@ -184,8 +185,7 @@ def refuse_lost_database(path: Path) -> None:
         raise StoreFailed(FOREIGN_STATES, detail=foreign_states(path))
 
 
-# The store of one machine: an SQLite database and files of states in one directory.
-#
+# -------------------------------------------------------------------------------------------------
 # After an error of the disk the connection is given up, and the next call recovers
 # from what is on the disk, as a new process would.
 

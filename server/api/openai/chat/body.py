@@ -21,6 +21,7 @@ from server.engine.types import Request, Turn
 from server.errors import invalid
 from server.models.service import Service
 
+# -------------------------------------------------------------------------------------------------
 # How much a model thinks before it answers: what requests and the server say of it.
 
 
@@ -161,6 +162,7 @@ def with_turn(request: Request, turn: Turn | None) -> Request:
     return replace(request, sampling=replace(request.sampling, turn=turn))
 
 
+# -------------------------------------------------------------------------------------------------
 # How an answer to messages is drawn, and where it ends: by its length, a text or a token.
 
 
@@ -225,6 +227,7 @@ def _end_tokens(service: Service, given: Sequence[int] | None, ignore_eos: bool)
     return ends if id is None or ignore_eos or id in ends else [*ends, id]
 
 
+# -------------------------------------------------------------------------------------------------
 # The body of `POST /v1/chat/completions`, and what it answers.
 
 

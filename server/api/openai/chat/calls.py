@@ -24,8 +24,6 @@ from server.api.schemas.wire import Wire, of_type
 from server.constraints.tool_calls import texts_of
 from server.errors import invalid
 
-# Calls of a client's functions: what is asked of the model, and what it has called.
-#
 # Every call is written under a grammar, so that its arguments follow the function's
 # schema. See `model.chat.call_forms` for how it looks.
 
@@ -209,6 +207,7 @@ def _otherwise(
     return wanted
 
 
+# -------------------------------------------------------------------------------------------------
 # Reads keyword arguments in Python's syntax as they come, and gives them as JSON.
 #
 # They are those that `server.constraints.tool_calls` allows: texts in double quotes with the
@@ -296,6 +295,7 @@ class PythonReader:
         return taken
 
 
+# -------------------------------------------------------------------------------------------------
 # Reads calls of functions from an answer as it comes, in any form of `model.chat.call_forms`.
 
 

@@ -30,6 +30,7 @@ from server.errors import InvalidRequest, invalid
 from server.models.service import Service
 from server.store.base import HistoryGone
 
+# -------------------------------------------------------------------------------------------------
 # Where a conversation's next prompt will begin like this one: there its state is worth keeping.
 #
 # A prompt ends with what only belongs to it, such as the words that open an answer, the markers
@@ -106,6 +107,7 @@ def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
     return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
+# -------------------------------------------------------------------------------------------------
 # Messages to token ids, by the model's chat template.
 
 
@@ -318,6 +320,7 @@ def _left_open(rendered: Rendered, content: str, end: str) -> Rendered:
     return Rendered(head + tail[:num_left], shared)
 
 
+# -------------------------------------------------------------------------------------------------
 # Messages that continue a kept session: the new turns alone, as the template writes them there.
 #
 # The session has read and written all that came before, so nothing of that is rendered. The new

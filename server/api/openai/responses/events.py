@@ -20,9 +20,6 @@ from server.api.openai.responses.schemas import ResponseFailure, ResponseUsage, 
 from server.engine.types import Event, Failed, Finished, Migrated, Started, TokenEvent
 from server.errors import RequestError
 
-# The output items of a response, and the events that make them, from the model's text.
-
-
 #: Takes the type of an event, without ``response.``, and its fields.
 Emit = Callable[[str, Json], None]
 
@@ -241,6 +238,7 @@ def _without_bytes(entry: Json) -> Json:
     }
 
 
+# -------------------------------------------------------------------------------------------------
 # The events of a response from those of its session: the same ones whenever they are read.
 #
 # An event's number counts the events before it, so that a reader who has lost its

@@ -33,6 +33,7 @@ from server.api.openai.responses.schemas import (
 )
 from server.models.service import ID_BYTES, LOGPROB_BYTES, TOKEN_BYTES
 
+# -------------------------------------------------------------------------------------------------
 # What is kept of a response apart from its session: what was asked for, to be told again.
 #
 # It lies in the store with the request itself, under the response's id, in the one
@@ -103,6 +104,7 @@ def id_under_key(store: str, owner: str, key: str) -> str:
     return ID_PREFIX + hashlib.sha256(named.encode()).hexdigest()[:48]
 
 
+# -------------------------------------------------------------------------------------------------
 # Input items as they are kept and shown, and what a chat template reads instead.
 
 

@@ -56,6 +56,7 @@ from server.models.service import Service
 from server.runtime.readers import Sink
 from server.sessions.idempotency import KeyInUse
 
+# -------------------------------------------------------------------------------------------------
 # What a body says of the answer: sampling, format and tools, and what is echoed of it.
 
 
@@ -165,9 +166,6 @@ def echoed_fields(service: Service, body: ResponsesBody, limit: int, seed: int) 
         "user": given.get("user"),
         "seed": seed,
     }
-
-
-# From the body of a response to the engine's request, with the session that it continues from.
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ from server.sessions.idempotency import NO_MORE
 from server.sessions.loader import Cursor
 from server.store.base import HistoryGone
 
+# -------------------------------------------------------------------------------------------------
 # The answers to `POST /v1/responses` and to reading one again: whole, or as server-sent events.
 
 
@@ -235,8 +236,7 @@ async def in_background(prepared: PreparedResponse) -> bytes:
     return orjson.dumps(begun.writer().response())
 
 
-# `/v1/responses`: OpenAI's Responses API on kept sessions.
-#
+# -------------------------------------------------------------------------------------------------
 # A response is what one request has generated in a session of its own. Its name is
 # the key under which the store finds the request, so that what is read again comes
 # from the log: after a lost connection, a crash or a restart as well.

@@ -38,9 +38,6 @@ from server.api.schemas.requests import (
 )
 from server.api.schemas.wire import History, ItemId, Label, ModelName, Refusal, StateName, Wire
 
-# The body of `POST /v1/responses`, and of ``response.create`` on its socket.
-
-
 MAX_ITEMS = 10_000
 MAX_PARTS = 1024
 MAX_TOOLS = 128
@@ -309,6 +306,7 @@ class ResponseCreate(ResponsesBody):
     stream_id: Label | None = None
 
 
+# -------------------------------------------------------------------------------------------------
 # What `/v1/responses` answers, as OpenAPI describes it: dictionaries that orjson writes.
 
 

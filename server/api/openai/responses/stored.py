@@ -29,9 +29,6 @@ from server.models.service import Service
 from server.sessions.loader import PAGE_EVENTS
 from server.store.base import Keyed
 
-# Responses that are kept: found by their names, and told again from the log.
-
-
 #: Of an id that a client may have invented.
 MAX_SHOWN = 128
 
@@ -121,6 +118,7 @@ async def find(services: Iterable[Service], owner: str, id: str) -> StoredRespon
     raise ResponseNotFound(id)
 
 
+# -------------------------------------------------------------------------------------------------
 # How a conversation continues after a response: from its session's state, or from its first word.
 #
 # A session has read and written its text. What a template puts between the answer
@@ -308,6 +306,7 @@ def _spelled(service: Service, ids: Sequence[int]) -> bytes:
     )
 
 
+# -------------------------------------------------------------------------------------------------
 # Items that a request's input only names: of stored responses, found by their names.
 #
 # The name of an item has that of its response in it, unless a client gave it.
