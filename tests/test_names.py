@@ -31,3 +31,25 @@ def test_a_shared_name_is_seen() -> None:
     sources = [("a", "class Row: ...\nclass _Own: ..."), ("b", "if x:\n    class Row: ...")]
     sources.append(("c", "class _Own: ...\nclass Other: ..."))
     assert shared_names(sources) == {"Row": ["a", "b"]}
+
+
+#: Names of several files of the server, and the one thing that they mean.
+SAME = {
+    "database": "a connection to the database of a store",
+    "errors": "errors, and how the API says them",
+    "events": "the events of a session on the wire",
+    "log": "the log of kept sessions",
+    "prefixes": "states of prompts' beginnings",
+    "prepare": "from a body to a request of the engine",
+    "routes": "the routes of a part of OpenAI's API",
+    "server": "the process: its socket, and the routes about it",
+    "sessions": "kept sessions",
+    "store": "a store of kept sessions",
+}
+
+
+def test_files_of_the_server_with_one_name_mean_one_thing() -> None:
+    stems: dict[str, int] = defaultdict(int)
+    for path in (ROOT / "server").rglob("[!_]*.py"):
+        stems[path.stem] += 1
+    assert {stem for stem, count in stems.items() if count > 1} == SAME.keys()

@@ -26,7 +26,7 @@ from server.engine.types import Finished
 from server.errors import invalid
 from server.models.service import Service
 from server.runtime.readers import Follower
-from server.sessions.text import (
+from server.sessions.log_text import (
     ELSEWHERE_S,
     Chunk,
     FedItem,
@@ -62,7 +62,7 @@ class Messages:
 
     @property
     def shows_input(self) -> bool:
-        """See `server.sessions.text.ItemWriter`."""
+        """See `server.sessions.log_text.ItemWriter`."""
         return self.format in ("events", "text")
 
     def of(self, item: Item) -> list[bytes]:

@@ -21,8 +21,8 @@ from server.store.codec import (
     unpack_entry,
     unsealed,
 )
+from server.store.rows import Database, Head, Tables
 from server.store.snapshots import SnapshotRow, Snapshots, Unsaved
-from server.store.tables import Database, Head, Tables
 
 # -------------------------------------------------------------------------------------------------
 # Rows of the journal: a line for each entry, so that damage costs the session of its line alone.

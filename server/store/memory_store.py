@@ -17,10 +17,10 @@ from server.engine.types import TokenEvent
 from server.store.base import Chunk, Identity, RecordRefused
 from server.store.codec import UNSTORABLE
 from server.store.log import Log, LoggedEntry, pack_row
+from server.store.rows import Head, Tables
 from server.store.snapshots import SnapshotRow, Snapshots, Unsaved
 from server.store.sqlite.database import SqliteDatabase, Upkeep
 from server.store.table_store import LocalStore, StoreClock, StoreLimits
-from server.store.tables import Head, Tables
 
 MAX_KEYS = 100_000
 #: Of states that no other process shall read.

@@ -16,7 +16,7 @@ import orjson
 from server.engine.session import SessionValue, StateBlock
 from server.store.base import Chunk, Identity, SnapshotBroken, SnapshotMismatch
 from server.store.codec import Malformed, decode_json, decode_value, encode, row_sum
-from server.store.tables import Database, Head
+from server.store.rows import Database, Head
 
 # -------------------------------------------------------------------------------------------------
 # A state as a file: safetensors with one tensor, and strings that say what it is.

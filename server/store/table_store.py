@@ -24,8 +24,8 @@ from server.store.base import (
     SessionBroken,
 )
 from server.store.log import Log
+from server.store.rows import Database, Head, Tables, length_after
 from server.store.snapshots import Save, SnapshotRow, Snapshots, Unsaved
-from server.store.tables import Database, Head, Tables, length_after
 
 # -------------------------------------------------------------------------------------------------
 # Values to snapshots: written, thinned with age, and logs cut to what is needed after them.

@@ -11,9 +11,9 @@ import pytest
 from server.store.log import MAX_JOURNAL_ROWS, SEGMENT_ENTRIES
 from server.store.postgres import database as shared
 from server.store.postgres import log as shared_log
+from server.store.rows import TABLES
 from server.store.sqlite import database as sqlite
 from server.store.sqlite.database import CHECKPOINT_PAGES
-from server.store.tables import TABLES
 from tests.docs.pages import flowed, names, page, rows, section
 
 ROOT = Path(__file__).parents[2]

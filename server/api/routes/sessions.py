@@ -29,7 +29,7 @@ from server.api.schemas.requests import AppendBody, CreateSessionBody, ForkBody,
 from server.api.schemas.wire import EventsQuery, ListQuery, TextQuery
 from server.engine.types import SessionInfo
 from server.models.service import Service
-from server.sessions.text import read_text
+from server.sessions.log_text import read_text
 from server.store.base import ImportRefused, Listed, SnapshotMismatch
 
 router = APIRouter(prefix="/v1/sessions")

@@ -19,7 +19,7 @@ from psycopg.waiting import Ready, Wait
 
 from server.store.base import Fenced, RecordRefused, StoreError, StoreFailed, StoreFull
 from server.store.codec import UNSTORABLE
-from server.store.tables import SECOND, TABLES, refuse_unknown
+from server.store.rows import SECOND, TABLES, refuse_unknown
 
 # -------------------------------------------------------------------------------------------------
 # A connection to PostgreSQL that ends in time, whatever becomes of the database.

@@ -29,9 +29,9 @@ from server.store.postgres.database import (
 )
 from server.store.postgres.log import SharedLog
 from server.store.postgres.objects import Connection, Objects, SharedStates
+from server.store.rows import Tables
 from server.store.snapshots import Snapshots, Unsaved
 from server.store.table_store import Durability, StoreClock
-from server.store.tables import Tables
 
 # -------------------------------------------------------------------------------------------------
 # A replica among others: that it lives, whether they do, and what they ask of it.

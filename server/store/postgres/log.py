@@ -13,8 +13,8 @@ from server.store.base import Fenced, SessionBroken, StoreLost
 from server.store.codec import running_after, unpack_entry
 from server.store.log import COUNTED, JournalRow, Log, LoggedEntry, StoredState, unpack_row
 from server.store.postgres.database import FENCED, PostgresDatabase
+from server.store.rows import COLUMNS, Head, Tables
 from server.store.snapshots import Snapshots, Unsaved
-from server.store.tables import COLUMNS, Head, Tables
 
 #: Fewer than the embedded store has: a take-over reads them all at once.
 MAX_JOURNAL_ROWS = 512

@@ -35,6 +35,7 @@ from server.store.postgres.link import (
 )
 from server.store.postgres.log import SharedLog
 from server.store.postgres.objects import AT_ONCE
+from server.store.rows import Head
 from server.store.snapshots import Save, Unsaved
 from server.store.sqlite.database import EXPIRED_AT_ONCE
 from server.store.table_store import (
@@ -48,7 +49,6 @@ from server.store.table_store import (
     TableStore,
     loaded,
 )
-from server.store.tables import Head
 
 # -------------------------------------------------------------------------------------------------
 # Which replica holds a session or a key, and what becomes of what a dead one held.

@@ -28,8 +28,8 @@ from server.store.base import (
     make_private,
 )
 from server.store.codec import UNSTORABLE
+from server.store.rows import SECOND, TABLES, refuse_unknown
 from server.store.table_store import Connected, Saving, StoreClock, StoreLimits
-from server.store.tables import SECOND, TABLES, refuse_unknown
 
 # -------------------------------------------------------------------------------------------------
 # Room on the disk that a store keeps for itself: given up where it must write on a full disk.

@@ -26,6 +26,7 @@ from server.store.base import (
     brief,
 )
 from server.store.log import Log, Wanted, everyone, recover, without_refused
+from server.store.rows import Tables
 from server.store.snapshots import Snapshots, Unsaved
 from server.store.sqlite.database import (
     DATABASE_FILE,
@@ -56,7 +57,6 @@ from server.store.table_store import (
     StoreClock,
     StoreLimits,
 )
-from server.store.tables import Tables
 
 # -------------------------------------------------------------------------------------------------
 # A store's connection to its directory, and all that is known through it.

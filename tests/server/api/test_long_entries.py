@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from benchmarks import sse
-from server.sessions import text as log_text
-from server.sessions.text import Place, offset_of
+from server.sessions import log_text
+from server.sessions.log_text import Place, offset_of
 from server.store.base import Numbered
 from server.store.memory_store import MemoryStore
 from tests.fakes import ByteTokenizer

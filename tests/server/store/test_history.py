@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from server.engine.session import Accepted, Entry
+from server.store.rows import total_tokens
 from server.store.table_store import past, superfluous
-from server.store.tables import total_tokens
 from tests.server.store.records import Writer, text_after
 
 

@@ -18,7 +18,7 @@ from server.runtime.readers import Follower
 from server.sessions.loader import PAGE_EVENTS, LogPage
 from server.sessions.sessions import MAX_SEQ, Sessions
 from server.store.base import HistoryGone
-from server.store.tables import length_after, num_tokens
+from server.store.rows import length_after, num_tokens
 
 # -------------------------------------------------------------------------------------------------
 # The text of a kept session: what its log says that it has read and generated.
