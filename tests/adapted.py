@@ -37,8 +37,8 @@ def tiny_config() -> LlamaConfig:
     return dataclasses.replace(config, max_context=320, context=320)
 
 
-def write_base_file(path: Path) -> Path:
-    """The base, in blocks of 4 bits, with a vocabulary and a chat template."""
+def write_base_file(path: Path, kind: str = "Q4_1") -> Path:
+    """The base, its matrices in blocks of ``kind``, with a vocabulary and a chat template."""
     path.parent.mkdir(parents=True, exist_ok=True)
     vocabulary = byte_level_vocabulary(tiny_tokenizer(), tiny_config().vocab_size)
 
@@ -46,7 +46,7 @@ def write_base_file(path: Path) -> Path:
         vocabulary(writer)
         writer.add_chat_template(TEMPLATE)
 
-    return write_hybrid(path, NAME, "Q4_1", fill)
+    return write_hybrid(path, NAME, kind, fill)
 
 
 def tiny_updates() -> Updates:

@@ -6,7 +6,7 @@ A model is here a function from ids [B, T] to the input of the head [B, T, D].
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -94,7 +94,40 @@ def token_bytes(tokenizer: Tokenizer) -> Tensor:
 
 def tells_colors_apart(tokenizer: Tokenizer) -> bool:
     """Whether the first ids of the colours differ, which `recall` compares."""
-    return len({tokenizer.encode(f" {color}")[0] for color in COLORS}) == len(COLORS)
+    return len(set(color_ids(tokenizer))) == len(COLORS)
+
+
+@dataclass(frozen=True)
+class Question:
+    """Asks for a favourite colour: ids of the text that tells it, and of the one that asks."""
+
+    told: list[int]
+    asked: list[int]
+    color: int
+    #: Where the other text between the two begins, as a part of all places.
+    place: float
+
+    def between(self, filler: list[int], distance: int) -> list[int]:
+        """Ids of ``filler`` so that the question ends ``distance`` tokens behind the fact."""
+        length = distance - len(self.asked)
+        start = int(self.place * (len(filler) - length))
+        return filler[start : start + length]
+
+
+def questions(tokenizer: Tokenizer, count: int) -> Iterator[Question]:
+    """``count`` of them, always the same; a guess is right one time in eight."""
+    rng = np.random.default_rng(0)
+    begin = tokenizer.encode("Here is a list of facts and a story.\n\n")
+    for number in range(count):
+        name, color = NAMES[number % len(NAMES)], int(rng.integers(len(COLORS)))
+        fact = tokenizer.encode(f"{name}'s favorite color is {COLORS[color]}.\n\n")
+        asked = tokenizer.encode(f"\n\n{name}'s favorite color is")
+        yield Question([*begin, *fact], asked, color, rng.random())
+
+
+def color_ids(tokenizer: Tokenizer) -> list[int]:
+    """The first id of each colour, as it comes after a question."""
+    return [tokenizer.encode(f" {color}")[0] for color in COLORS]
 
 
 @dataclass(frozen=True)
@@ -112,23 +145,15 @@ def recall(
 ) -> Recall:
     """Asks ``count`` times for a favourite colour that was told ``distance`` tokens before.
 
-    ``filler`` are ids of other text. A guess is right one time in eight.
+    ``filler`` are ids of other text.
     """
-    rng = np.random.default_rng(0)
-    colors = torch.tensor(
-        [tokenizer.encode(f" {color}")[0] for color in COLORS], device=head.device
-    )
-    begin = tokenizer.encode("Here is a list of facts and a story.\n\n")
+    colors = torch.tensor(color_ids(tokenizer), device=head.device)
+    other = filler.tolist()
     right, bits = 0, 0.0
-    for number in range(count):
-        name, color = NAMES[number % len(NAMES)], int(rng.integers(len(COLORS)))
-        fact = tokenizer.encode(f"{name}'s favorite color is {COLORS[color]}.\n\n")
-        asked = tokenizer.encode(f"\n\n{name}'s favorite color is")
-        length = distance - len(asked)
-        start = int(rng.integers(len(filler) - length))
-        text = [*begin, *fact, *filler[start : start + length].tolist(), *asked]
+    for question in questions(tokenizer, count):
+        text = [*question.told, *question.between(other, distance), *question.asked]
         last = hidden(torch.tensor([text], device=head.device))[0, -1]
         log_p = (head[colors] @ last).log_softmax(dim=-1)
-        right += int(log_p.argmax() == color)
-        bits += float(log_p[color]) / math.log(2)
+        right += int(log_p.argmax() == question.color)
+        bits += float(log_p[question.color]) / math.log(2)
     return Recall(right / count, bits / count, count)
