@@ -3,8 +3,9 @@
     python -m benchmarks.checkpoints --models FOLDER
     python -m benchmarks.checkpoints --family qwen35 --context 0 4096 --models FOLDER
     python -m benchmarks.checkpoints --family qwen35 --context 0 4096 --threads 2 --keep
+    python -m benchmarks.checkpoints --family smollm2 --context 0 4096 32768 --dtype int4 int8
 
-The last one measures some rows again and keeps the others, with the commands that gave them.
+The third one measures some rows again and keeps the others, with the commands that gave them.
 
 At each point they take turns for several rounds, each in a process of its own; a figure is the
 median of its rounds. A ratio is Everstream's by the other's. Before each turn the bandwidth of
@@ -24,7 +25,7 @@ from dataclasses import astuple, fields
 from itertools import product
 from pathlib import Path
 
-from benchmarks.checkpoints import folders, hybrids, shapes
+from benchmarks.checkpoints import chat, folders, hybrids, shapes
 from benchmarks.decode.peers import Point
 from benchmarks.decode.report import figures_of, measure
 from benchmarks.decode.roofline import Rates
@@ -47,12 +48,17 @@ MAMBA = {
     "everstream": "benchmarks.checkpoints.contenders:MambaFromFile",
     "llama.cpp": "benchmarks.checkpoints.llama:MambaFromFile",
 }
+CHAT = {
+    "everstream": "benchmarks.checkpoints.contenders:Chat",
+    "llama.cpp": "benchmarks.checkpoints.llama:Chat",
+}
 #: By family: the sizes that are measured, and who runs them.
 FAMILIES = {
     "rwkv7": (tuple(shapes.CONFIGS), CONTENDERS),
     "qwen35": (("qwen35-0.8B",), HYBRIDS),
     "lfm2": (("lfm2-350M",), HYBRIDS),
     "mamba2": (("mamba2 130M", "mamba2 780M"), MAMBA),
+    "smollm2": ((chat.SIZE,), CHAT),
 }
 #: Makes the file of a size and a type where it is missing.
 FILES = {
@@ -60,6 +66,7 @@ FILES = {
     "qwen35": hybrids.file_of,
     "lfm2": hybrids.file_of,
     "mamba2": folders.gguf_of,
+    "smollm2": chat.file_of,
 }
 
 

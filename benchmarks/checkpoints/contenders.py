@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
-from benchmarks.checkpoints import hybrids
+from benchmarks.checkpoints import chat, hybrids
 from benchmarks.checkpoints.folders import config_of, gguf_of
 from benchmarks.checkpoints.shapes import CONFIGS, file_of
 from benchmarks.decode.models import step_cost
@@ -73,6 +74,38 @@ class MambaFromFile(Native):
 
     def cost(self, item_bytes: float, rows: int, point: Point) -> Cost:
         return step_cost(config_of(point.size), item_bytes, rows, point.streams)
+
+
+class Chat(Native):
+    """A `decode.peers.Contender`: the bundled chat model. It reads the whole past, once."""
+
+    max_read_tokens: ClassVar = 1 << 20
+
+    def __init__(self, models: Path) -> None:
+        super().__init__(models, "llama")
+
+    def open(self, point: Point) -> Opened:
+        self._context = point.context
+        return super().open(point)
+
+    def make_runtime(self, point: Point) -> Runtime:
+        self._pasts: dict[int, npt.NDArray[np.uint8]] = {}  # states by their positions
+        loaded = load_checkpoint(chat.FOLDER)
+        return Runtime(loaded.config, loaded.weights, point.dtype, point.threads)
+
+    def cost(self, item_bytes: float, rows: int, point: Point) -> Cost:
+        return chat.state_cost(self._runtime.num_bytes, point)
+
+    def _read(self, num_tokens: int) -> None:
+        if num_tokens not in self._pasts:
+            super()._read(num_tokens)
+            self._pasts[num_tokens] = self._pool[0].copy()
+        self._pool[:] = self._pasts[num_tokens]
+
+    def _decode(self) -> None:
+        if self._positions[0] >= self._context + chat.ROOM:  # what it reads, not its numbers
+            self._positions = [self._context] * self._streams
+        super()._decode()
 
 
 class Package(Steps):

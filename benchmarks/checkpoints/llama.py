@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from benchmarks.checkpoints import hybrids
+from benchmarks.checkpoints import chat, hybrids
 from benchmarks.checkpoints.folders import config_of, gguf_of
+from benchmarks.checkpoints.llama_past import LongPast
 from benchmarks.checkpoints.shapes import CONFIGS, file_of
 from benchmarks.decode.llama import LlamaCpp
 from benchmarks.decode.models import step_cost
@@ -110,3 +111,38 @@ class MambaFromFile(LlamaCpp):
     def cost(self, size: Size, point: Point) -> Cost:
         rows = PREFILL_TOKENS if point.mode == "prefill" else point.streams
         return step_cost(config_of(point.size), ITEM_BYTES[point.dtype], rows, point.streams)
+
+
+class Chat(LlamaCpp):
+    """A `decode.peers.Contender`: the original of the bundled chat model, as its file has it."""
+
+    file_types: ClassVar = dict.fromkeys(("int8", "int4"), ("Q4_1",))
+    room: ClassVar = chat.ROOM
+    session: ClassVar = LongPast
+
+    def __init__(self, models: Path) -> None:
+        super().__init__(models, "llama")
+
+    def size_of(self, point: Point) -> Size:
+        config = chat.CONFIG
+        return Size(
+            point.size,
+            config.vocab_size,
+            config.hidden_size,
+            config.num_hidden_layers,
+            config.num_attention_heads,
+            config.intermediate_size,
+            config.head_dim,
+        )
+
+    def file(self, size: Size, file_type: str) -> Path:
+        return chat.file_of(self.folder, size.name, file_type)
+
+    def tensors(self, size: Size) -> Shapes:
+        return chat.ORIGINAL.weight_shapes()
+
+    def position_bytes(self, size: Size) -> int:
+        return chat.position_bytes()
+
+    def cost(self, size: Size, point: Point) -> Cost:
+        return chat.original_cost(self.file(size, "Q4_1").stat().st_size, point)

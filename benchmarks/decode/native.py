@@ -7,6 +7,7 @@ are a real prefill; beyond them the position alone is moved, as the state does n
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -26,6 +27,9 @@ WARM_UP_S = 0.05
 class Native(Steps):
     """A `decode.peers.Contender`: our model with one attention."""
 
+    #: Of a past, what is a real prefill.
+    max_read_tokens: ClassVar[int] = MAX_READ_TOKENS
+
     def __init__(self, models: Path, attention: str) -> None:
         self.folder, self._attention = models, attention
         self._loaded: tuple[str, str, int] | None = None
@@ -36,13 +40,13 @@ class Native(Steps):
         self._draws = [self._runtime.draw(temperature=0.0, seed=i) for i in range(point.streams)]
         self._slots = list(range(point.streams))
         self._pool = self._runtime.empty_pool(point.streams)
-        self._read(min(point.context, MAX_READ_TOKENS))
+        self._read(min(point.context, self.max_read_tokens))
         self._positions = [point.context] * point.streams
         ids = np.random.default_rng(0).integers(
             1, self._runtime.config.vocab_size, size=PREFILL_TOKENS
         )
         self._prompt = ids.tolist()
-        self._tokens = [[self._prompt[slot]] for slot in self._slots]
+        self._tokens = [[self._prompt[slot % len(self._prompt)]] for slot in self._slots]
         self.run(WARM_UP_S)
         cost = self.cost(ITEM_BYTES[point.dtype], self._step_tokens, point)
         parameters = num_parameters(self._runtime.config)

@@ -16,6 +16,7 @@ SIZES = RESULTS / "checkpoint_sizes.json"
 SOCKETS = RESULTS / "checkpoint_sockets.json"
 RESTORE = RESULTS / "checkpoint_restore.json"
 EDITED = RESULTS / "checkpoint_edited.json"
+CHAT_SESSIONS = RESULTS / "checkpoint_chat_sessions.json"
 #: Measured by two commands, the larger models by the second one.
 FAMILY_SIZES = (RESULTS / "family_sizes.json", RESULTS / "family_sizes_large.json")
 #: What was asked after a text was read, by the names in `EDITED`.
@@ -57,7 +58,7 @@ def table(rows: Sequence[Figures]) -> str:
         cells.append(f"{ours['fraction']:.0%} ({ours['bound']})")
         for name in peers:
             other = row["contenders"].get(name)
-            cells.append(f"{other['tokens_per_s']:,.1f}" if other else "")
+            cells.append(f"{other['tokens_per_s']:,.1f}" if other else _why_not(row, name))
             cells.append(f"{row['ratios'][name]:.2f}" if other else "")
         body.append(cells)
     head = ["weights", "threads", "work", "Everstream, tokens/s", "of the limit"]
@@ -106,6 +107,12 @@ def _full_cell(row: Figures | None) -> str:
     factors = [f"{ratios[PEERS[0]]:.2f}x"]
     factors += [f"{ratios[name]:.2f}x {name}" for name in PEERS[1:] if name in ratios]
     return f"{ours['tokens_per_s']:,.1f} ({', '.join(factors)}, {ours['fraction']:.0%})"
+
+
+def _why_not(row: Figures, name: str) -> str:
+    """Of llama.cpp, which runs every row but those that do not fit."""
+    reason = row["skipped"].get(name)
+    return f"not run: {reason}" if reason and name == PEERS[0] else ""
 
 
 def summary_table(rows: Sequence[Figures]) -> str:
@@ -344,6 +351,54 @@ def size_tables() -> dict[str, str]:
     return {"choosing": choice_table(), "published files": published_file_table()}
 
 
+def chat_table(rows: Sequence[Figures]) -> str:
+    """On two threads: tokens/s of the bundled chat model by its past, and by those of llama.cpp.
+
+    llama.cpp's own figure is that of the turns with int4.
+    """
+    found: dict[tuple[int, int], dict[str, Figures]] = {}
+    for row in rows:
+        if (row["threads"], row["mode"]) == (2, "decode"):
+            found.setdefault((row["context"], row["streams"]), {})[row["dtype"]] = row
+    body = []
+    for (context, streams), of_point in found.items():
+        cells = [f"{context:,}", str(streams)]
+        for dtype in ("int4", "int8"):
+            row = of_point[dtype]
+            ratio = row["ratios"].get(PEERS[0])
+            times = f" ({ratio:.2f}x)" if ratio else ""
+            cells.append(f"{row['contenders'][OURS]['tokens_per_s']:,.0f}{times}")
+        row = of_point["int4"]
+        theirs = row["contenders"].get(PEERS[0])
+        body.append(
+            [*cells, f"{theirs['tokens_per_s']:,.0f}" if theirs else _why_not(row, PEERS[0])]
+        )
+    return markdown(["tokens before", "streams", "int4", "int8", "llama.cpp, Q4_1"], body)
+
+
+def llama_tables() -> dict[str, str]:
+    """Those of docs/models/llama.md."""
+    speed = read_result(RESULTS / "checkpoints_smollm2.json")
+    return {
+        "smollm2 speed": chat_table(speed["rows"]),
+        "smollm2 sessions": chat_session_table(read_result(CHAT_SESSIONS)),
+    }
+
+
+def chat_session_table(found: Figures) -> str:
+    """What sessions of one length take, and 1,000 of them."""
+    body = []
+    for name in (OURS, PEERS[0]):
+        of = found[name]
+        each = of["measured_session_bytes"]
+        thousand = f"{1000 * each / 1e9:,.1f} GB"
+        measured = "measured" if of["sessions"] >= 1000 else "computed from those"
+        cells = [name, f"{of['sessions']:,}", f"{of['process_bytes'] / 1e9:,.1f} GB"]
+        body.append([*cells, f"{each / 1e6:,.2f} MB", f"{thousand}, {measured}"])
+    head = ["", "sessions", "memory of the process", "one session more", "1,000 sessions"]
+    return markdown(head, body)
+
+
 def tables() -> dict[str, str]:
     """Those of docs/models/rwkv7.md."""
     return {"speed": summary_table(read_result(RESULT)["rows"])}
@@ -364,4 +419,5 @@ def full_tables() -> dict[str, str]:
         **family_tables("mamba2"),
         **family_tables("lfm2"),
         **family_tables("qwen35"),
+        **family_tables("smollm2"),
     }
