@@ -115,7 +115,7 @@ FIELDS = (
 )
 
 
-def with_defaults(defaults: SamplingParams = DEFAULTS, **given: object) -> SamplingParams:
+def with_defaults(defaults: SamplingParams = DEFAULTS, /, **given: object) -> SamplingParams:
     """Sampling parameters in which every given value wins over its default."""
     return replace(defaults, **given)  # type: ignore[arg-type]
 
