@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,13 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], align: str = "-
     """A table whose first column is words; ``align`` is the rule of the others, of numbers."""
     lines = [head, ["---", *[align] * (len(head) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def bullets(lines: Iterable[str]) -> str:
+    """Points of a list, in lines as long as those of pages."""
+    return "\n".join(
+        textwrap.fill(line, 118, subsequent_indent="  ", break_on_hyphens=False) for line in lines
+    )
 
 
 def with_tables(page: str, tables: Mapping[str, str]) -> str:

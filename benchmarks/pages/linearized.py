@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.linearized import CONTROLS, SWAPS
-from benchmarks.report import RESULTS, markdown, read_result
+from benchmarks.report import RESULTS, bullets, markdown, read_result
 
 STAGES = "at once", "matched", "fine-tuned"
 #: The text whose bits per byte are shown.
@@ -26,7 +26,43 @@ def tables() -> dict[str, str]:
         [name, *_cells(rows.get(f"{name} far")), *_cells(rows.get(f"{name} whole"))]
         for name in SWAPS
     ]
-    return {"linearized": markdown(head, [*controls, *swaps])}
+    return {"linearized": markdown(head, [*controls, *swaps]), "linearized verdict": verdict(rows)}
+
+
+def verdict(rows: dict[str, Any]) -> str:
+    """What the rows say, in sentences that are made of them."""
+    last = {
+        name: row["bits_per_byte"]["fine-tuned"][SHOWN]
+        for name, row in rows.items()
+        if "fine-tuned" in row["bits_per_byte"]
+    }
+    source, window, equal = (last[f"{name} control"] for name in CONTROLS[:3])
+    lines = []
+    for place, words in (("whole", "As the whole attention"), ("far", "As the far part")):
+        of_place = {name: bits for name, bits in last.items() if name.endswith(f" {place}")}
+        best, worst = min(of_place, key=of_place.__getitem__), max(of_place.values())
+        lines.append(
+            f"- {words}, {len(of_place)} mechanisms have {of_place[best]:.3f} "
+            f"(`{best.removesuffix(f' {place}')}`) to {worst:.3f} bits per byte at the end; the "
+            f"source that read the same tokens has {source:.3f}."
+        )
+        if place == "far":
+            better = sum(bits < window for bits in of_place.values())
+            beyond = sum(bits < equal for bits in of_place.values())
+            lines.append(
+                f"- {better} of these {len(of_place)} are better than the window of 64 alone "
+                f"({window:.3f}), and {beyond} better than a window of 256 ({equal:.3f}), which "
+                "takes about the memory of window and state together."
+            )
+    for name in ("performer, orthogonal", "dijiang, published"):
+        row = rows.get(f"{name} whole")
+        if row is not None:
+            bits = [row["bits_per_byte"][stage][SHOWN] for stage in STAGES]
+            lines.append(
+                f"- `{name}` in the place of the attention: {bits[0]:.3f} at once, {bits[1]:.3f} "
+                f"matched, {bits[2]:.3f} fine-tuned."
+            )
+    return bullets(lines)
 
 
 def _cells(row: dict[str, Any] | None) -> list[str]:
