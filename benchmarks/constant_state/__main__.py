@@ -25,7 +25,14 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.constant_state.subjects import Subject, subjects
-from benchmarks.report import RESULTS, Figures, Result, command_line, show_figures
+from benchmarks.report import (
+    RESULTS,
+    Figures,
+    Result,
+    command_line,
+    read_result,
+    show_figures,
+)
 from model.bundled_models import bundled_models
 from model.convert.linearize import measure
 from model.evaluation import documents
@@ -141,14 +148,24 @@ def main(command: Sequence[str] | None = None) -> None:
         "recalls": options.recalls,
         "chance": 1 / len(measure.COLORS),
     }
-    models: Figures = {}
+    models = _measured_before(options.output, about)
     for subject in subjects(options.model):
+        if subject.name in models:
+            continue
         tokenizer = subject.checkpoint.tokenizer
         filler = measure.half_ids(options.data / FILLER, tokenizer, "second").tolist()
         models[subject.name] = measured(subject, texts, filler, options)
         result.save({**about, "models": models})
     show_figures("next to the original", {name: _shown(model) for name, model in models.items()})
     result.finish({**about, "models": models})
+
+
+def _measured_before(file: Path | None, about: Figures) -> Figures:
+    """The models in a result of an interrupted run that read the same."""
+    if file is None or not file.is_file():
+        return {}
+    found = read_result(file)
+    return found["models"] if about.items() <= found.items() else {}
 
 
 def _shown(model: Figures) -> Figures:

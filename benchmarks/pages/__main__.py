@@ -15,6 +15,7 @@ from benchmarks.pages import (
     bundled,
     comparison,
     constant_state,
+    linearized,
     models,
     quantization,
     scale,
@@ -27,14 +28,17 @@ from benchmarks.report import with_tables
 
 #: What makes the tables of a page; a page without any has figures in sentences.
 PAGES: dict[str, Callable[[], dict[str, str]]] = {
-    "README.md": dict,
+    "README.md": models.readme_tables,
     "docs/contribute/comparison-tables.md": comparison.tables,
     "docs/background/comparison.md": comparison.summary,
+    "docs/background/published-attention.md": linearized.tables,
     "docs/contribute/convert.md": background.conversion_tables,
     "docs/start/models.md": models.size_tables,
     "docs/models/arwkv.md": partial(published.tables, "arwkv7"),
     "docs/models/lfm2.md": lambda: published.tables("lfm2") | models.family_summary("lfm2"),
-    "docs/models/llama.md": constant_state.oracle_tables,
+    "docs/contribute/convert-llama.md": constant_state.tables,
+    "docs/models/llama.md": lambda: models.llama_tables() | constant_state.oracle_tables(),
+    "model/bundled/smollm2/README.md": constant_state.summary,
     "docs/models/mamba.md": models.mamba_tables,
     "docs/models/qwen3.5.md": models.qwen35_tables,
     "docs/models/rwkv7.md": models.tables,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from benchmarks import oracle
 from benchmarks.constant_state.__main__ import MODEL, NAMES, RESULT
 from benchmarks.constant_state.subjects import CONVERTED, ORIGINAL, WINDOW, WITHOUT_FAR
-from benchmarks.report import Figures, markdown, read_result
+from benchmarks.report import Figures, bullets, markdown, read_result
 
 COLUMNS = {
     CONVERTED: f"`{MODEL}`",
@@ -15,6 +15,8 @@ COLUMNS = {
     WINDOW: "window of equal memory, untrained",
     WITHOUT_FAR: f"`{MODEL}` without far parts",
 }
+#: How many more bits per byte than the original a conversion may have.
+AIMS = {"valid.txt": 0.01, "simple_stories_valid.txt": 0.02}
 TEXTS = {"valid.txt": "prose", "simple_stories_valid.txt": "stories"}
 HEAD = ("", *COLUMNS.values())
 
@@ -34,9 +36,41 @@ def summary() -> dict[str, str]:
 
 
 def tables() -> dict[str, str]:
-    """The same, and bits per byte by the position of a token."""
+    """The same, bits per byte by the position of a token, and what of it meets the aim."""
     models = _models()
-    return summary() | {"positions": markdown(HEAD, _position_rows(models))}
+    return summary() | {
+        "positions": markdown(HEAD, _position_rows(models)),
+        "verdict": verdict(dict(zip(COLUMNS, models, strict=True))),
+    }
+
+
+def verdict(models: dict[str, Figures]) -> str:
+    """Sentences about `AIMS`, the control and the far parts, from the figures alone."""
+    ours, lines = models[CONVERTED], []
+    for file, text in TEXTS.items():
+        bits = {name: model["bits_per_byte"][file]["all"] for name, model in models.items()}
+        more = bits[CONVERTED] / bits[ORIGINAL] - 1
+        met = "meets" if more <= AIMS[file] else "misses"
+        change = _than(bits[CONVERTED], bits[ORIGINAL])
+        control = _than(bits[CONVERTED], bits[WINDOW])
+        far = _than(bits[CONVERTED], bits[WITHOUT_FAR])
+        lines.append(
+            f"- On {text} it has {change} bits per byte than the original, which {met} the aim, "
+            f"{control} than the control, and {far} than without its far parts."
+        )
+    for distance, told in ours["recall"].items():
+        share, chance = told["accuracy"], 1 / 8
+        others = {name: model["recall"][distance]["accuracy"] for name, model in models.items()}
+        lines.append(
+            f"- After {int(distance):,} tokens it recalls {share:.2f}, the original "
+            f"{others[ORIGINAL]:.2f}, the control {others[WINDOW]:.2f}"
+            f"{'; guesses are right as often' if share <= chance else ''}."
+        )
+    return bullets(lines)
+
+
+def _than(ours: float, other: float) -> str:
+    return f"{abs(ours / other - 1) * 100:.1f} % {'fewer' if ours < other else 'more'}"
 
 
 def oracle_tables() -> dict[str, str]:

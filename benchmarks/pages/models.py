@@ -376,6 +376,35 @@ def chat_table(rows: Sequence[Figures]) -> str:
     return markdown(["tokens before", "streams", "int4", "int8", "llama.cpp, Q4_1"], body)
 
 
+def readme_tables() -> dict[str, str]:
+    """What a past costs the bundled chat model, and llama.cpp with its original, in 4 bits."""
+    rows = read_result(RESULTS / "checkpoints_smollm2.json")["rows"]
+    found = {
+        (row["context"], row["streams"]): row
+        for row in rows
+        if (row["threads"], row["mode"], row["dtype"]) == (2, "decode", "int4")
+    }
+    contexts, streams = (sorted({point[i] for point in found}) for i in (0, 1))
+    body = [
+        [f"{context:,}", *(_past_cell(found[context, number]) for number in streams)]
+        for context in contexts
+    ]
+    names = [f"{number} stream{'s' if number > 1 else ''}" for number in streams]
+    found_bytes = read_result(CHAT_SESSIONS)
+    ours, theirs = (found_bytes[name]["measured_session_bytes"] for name in (OURS, PEERS[0]))
+    memory = (
+        f"A thousand conversations of {found_bytes['tokens']:,} tokens take {ours / 1e6:.1f} GB; "
+        f"in llama.cpp each of them takes {theirs / 1e6:.0f} MB."
+    )
+    return {"past": markdown(["tokens before", *names], body), "memory": memory}
+
+
+def _past_cell(row: Figures) -> str:
+    ours, theirs = (row["contenders"].get(name) for name in (OURS, PEERS[0]))
+    other = f"{theirs['tokens_per_s']:,.0f}" if theirs else "does not fit"
+    return f"{ours['tokens_per_s']:,.0f}; {other}"
+
+
 def llama_tables() -> dict[str, str]:
     """Those of docs/models/llama.md."""
     speed = read_result(RESULTS / "checkpoints_smollm2.json")
@@ -419,5 +448,4 @@ def full_tables() -> dict[str, str]:
         **family_tables("mamba2"),
         **family_tables("lfm2"),
         **family_tables("qwen35"),
-        **family_tables("smollm2"),
     }
