@@ -3,7 +3,7 @@
     python -m benchmarks.chats.judged sheet FILE       # all chats, answers as A and B
     python -m benchmarks.chats.judged count VERDICTS   # {"1": {"verdict": "A", "why": "..."}, ...}
 
-Which of the two is A is drawn anew for each chat, from a seed that the sheet does not show.
+Which of the two is A is drawn for each chat, from a seed that the sheet does not show.
 ``count`` writes how often each was preferred, and every verdict with its reason.
 """
 

@@ -11,8 +11,7 @@ from server.api import auth
 from server.api import errors as api_errors
 from server.api.errors import OUTCOMES, error_object, outcome
 from server.api.openai.bodies import CompletionBody
-from server.api.openai.responses import stored as response_turns
-from server.api.openai.responses import stored as responses_reading
+from server.api.openai.responses import stored
 from server.api.prepare import append_request, generate_request
 from server.api.schemas.parse import parse_body, parse_message, request_id_of
 from server.api.schemas.requests import AppendBody
@@ -29,19 +28,20 @@ from server.runtime import readers
 from server.sessions import idempotency, named_states
 from server.store import base as store_errors
 from server.store.base import StoreTooNew
-from tests.fakes import ByteTokenizer
+from tests.fakes import MODEL, ByteTokenizer
 
 #: All that have errors, but for what only an operator sees.
 MODULES = (
-    *(errors, api_errors, store_errors, async_engine, event_queue, idempotency, auth, auth),
-    *(model_changes, named_states, prefixes, response_turns, responses_reading, storage, readers),
+    *(errors, api_errors, store_errors, async_engine, event_queue, idempotency, auth),
+    *(model_changes, named_states, prefixes, stored, storage, readers),
 )
 
 
 def service_of(limits: RequestLimits, tokenizer: Any = None, **parts: Any) -> Any:
     tokenizer = tokenizer or ByteTokenizer()
     tokenizers = TenantTokenizers(tokenizer)
-    return SimpleNamespace(tokenizer=tokenizer, tokenizers=tokenizers, limits=limits, **parts)
+    parts |= {"tokenizer": tokenizer, "tokenizers": tokenizers, "limits": limits, "model": MODEL}
+    return SimpleNamespace(**parts)
 
 
 SERVICE = service_of(RequestLimits(max_prompt_tokens=100, max_tokens=1000))
