@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from benchmarks import oracle
-from benchmarks.constant_state.__main__ import MODEL, NAMES, RESULT
+from benchmarks.constant_state.__main__ import MODEL, RESULT
 from benchmarks.constant_state.subjects import CONVERTED, ORIGINAL, WINDOW, WITHOUT_FAR
 from benchmarks.report import Figures, bullets, markdown, read_result
 
@@ -36,12 +34,8 @@ def summary() -> dict[str, str]:
 
 
 def tables() -> dict[str, str]:
-    """The same, bits per byte by the position of a token, and what of it meets the aim."""
-    models = _models()
-    return summary() | {
-        "positions": markdown(HEAD, _position_rows(models)),
-        "verdict": verdict(dict(zip(COLUMNS, models, strict=True))),
-    }
+    """The same, and what of it meets the aim."""
+    return summary() | {"verdict": verdict(dict(zip(COLUMNS, _models(), strict=True)))}
 
 
 def verdict(models: dict[str, Figures]) -> str:
@@ -92,14 +86,6 @@ def _models() -> list[Figures]:
     """In the order of `COLUMNS`."""
     models = read_result(RESULT)["models"]
     return [models[name] for name in COLUMNS]
-
-
-def _position_rows(models: list[Figures]) -> Iterator[list[str]]:
-    for file, text in TEXTS.items():
-        bins = [model["bits_per_byte"][file]["by_position"] for model in models]
-        for name in NAMES:
-            if name in bins[0]:
-                yield [f"{text}, tokens {name}", *(f"{each[name]:.4f}" for each in bins)]
 
 
 def _state(model: Figures) -> str:
