@@ -59,7 +59,7 @@ def native_options(config: Config, layout: StateLayout) -> Options:
 
 
 def rwkv7_options(config: Rwkv7Config, layout: StateLayout) -> Options:
-    """Of `model.architectures.rwkv7`."""
+    """Of `model.families.rwkv7`."""
     return {
         "family": "rwkv7",
         "num_layers": config.num_hidden_layers,
@@ -72,7 +72,7 @@ def rwkv7_options(config: Rwkv7Config, layout: StateLayout) -> Options:
 
 
 def qwen35_options(config: Qwen35Config, layout: StateLayout) -> Options:
-    """Of `model.architectures.qwen35`."""
+    """Of `model.families.qwen35`."""
     return {
         **_bounded_options(config, layout),
         "family": "qwen35",
@@ -86,7 +86,7 @@ def qwen35_options(config: Qwen35Config, layout: StateLayout) -> Options:
 
 
 def lfm2_options(config: Lfm2Config, layout: StateLayout) -> Options:
-    """Of `model.architectures.lfm2`."""
+    """Of `model.families.lfm2`."""
     return {
         **_bounded_options(config, layout),
         "family": "lfm2",
@@ -96,7 +96,7 @@ def lfm2_options(config: Lfm2Config, layout: StateLayout) -> Options:
 
 
 def llama_options(config: LlamaConfig, layout: StateLayout) -> Options:
-    """Of `model.architectures.llama`."""
+    """Of `model.families.llama`."""
     factors, unrotated = config.rope_factors, config.unrotated_layers
     windows: Options = {}
     for i, plan in enumerate(config.windows):
@@ -137,7 +137,7 @@ def _bounded_options(config: BoundedConfig, layout: StateLayout) -> Options:
 
 
 def mamba_options(config: MambaConfig, layout: StateLayout) -> Options:
-    """Of `model.architectures.mamba`."""
+    """Of `model.families.mamba`."""
     return {
         "family": "mamba",
         "num_layers": config.num_hidden_layers,
@@ -149,7 +149,7 @@ def mamba_options(config: MambaConfig, layout: StateLayout) -> Options:
 
 
 def mamba2_options(config: Mamba2Config, layout: StateLayout) -> Options:
-    """Of `model.architectures.mamba2`."""
+    """Of `model.families.mamba`."""
     return {
         "family": "mamba2",
         "num_layers": config.num_hidden_layers,
@@ -162,7 +162,7 @@ def mamba2_options(config: Mamba2Config, layout: StateLayout) -> Options:
 
 
 def arwkv7_options(config: Arwkv7Config, layout: StateLayout) -> Options:
-    """Of `model.architectures.arwkv7`."""
+    """Of `model.families.arwkv7`."""
     return {
         "family": "arwkv7",
         "num_layers": config.num_hidden_layers,

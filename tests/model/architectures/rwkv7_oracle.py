@@ -1,6 +1,6 @@
 """RWKV-7 token by token in float64, from the published equations and names.
 
-Written apart from `model.architectures.rwkv7`, with S as [value, key] like the equations.
+Written apart from `model.families.rwkv7`, with S as [value, key] like the equations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-// ARWKV models; the names of weights are those of model/architectures/arwkv7.
+// ARWKV models; the names of weights are those of model/families/arwkv7.
 #include "arwkv7_model.h"
 #include "time_mix_builder.h"
 

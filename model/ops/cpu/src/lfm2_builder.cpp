@@ -1,4 +1,4 @@
-// LFM2 models; the names of weights are those of model/architectures/lfm2.
+// LFM2 models; the names of weights are those of model/families/lfm2.
 #include <algorithm>
 #include <stdexcept>
 

@@ -1,4 +1,4 @@
-// An LFM2 model; the equations are in model/architectures/lfm2. D is the width.
+// An LFM2 model; the equations are in model/families/lfm2. D is the width.
 #pragma once
 
 #include "bounded_model.h"

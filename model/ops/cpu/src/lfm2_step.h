@@ -1,5 +1,5 @@
 // A whole step of a batch through an LFM2 model, by all threads of a team together. The equations
-// are those of model/architectures/lfm2.
+// are those of model/families/lfm2.
 #pragma once
 
 #include "bounded_step.h"

@@ -1,4 +1,4 @@
-// Llama models; the names of weights are those of model/architectures/llama.
+// Llama models; the names of weights are those of model/families/llama.
 #include <algorithm>
 #include <cmath>
 

@@ -1,4 +1,4 @@
-// A Llama model; the equations are in model/architectures/llama.
+// A Llama model; the equations are in model/families/llama.
 #pragma once
 
 #include "bounded_model.h"

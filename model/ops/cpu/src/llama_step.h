@@ -1,5 +1,5 @@
 // A whole step of a batch through a Llama model, by all threads of a team together. The equations are
-// those of model/architectures/llama.
+// those of model/families/llama.
 #pragma once
 
 #include "bounded_step.h"

@@ -1,4 +1,4 @@
-// Mamba-2 models; the names of weights are those of model/architectures/mamba2.
+// Mamba-2 models; the names of weights are those of model/families/mamba.
 #include <algorithm>
 #include <cmath>
 

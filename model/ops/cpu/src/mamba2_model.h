@@ -1,4 +1,4 @@
-// A Mamba-2 model; the equations are in model/architectures/mamba2.
+// A Mamba-2 model; the equations are in model/families/mamba.
 //
 // D is the width, H the number of heads, P the size of a head, N the size of its state, G the number
 // of groups, d = H P the inner width, W the tokens that the convolution sees.

@@ -1,4 +1,4 @@
-// Mamba-1 models; the names of weights are those of model/architectures/mamba.
+// Mamba-1 models; the names of weights are those of model/families/mamba.
 #include <algorithm>
 #include <cmath>
 

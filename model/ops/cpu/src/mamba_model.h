@@ -1,4 +1,4 @@
-// A Mamba-1 model; the equations are in model/architectures/mamba.
+// A Mamba-1 model; the equations are in model/families/mamba.
 //
 // D is the width, d the inner width, N the size of a channel's state, R the rank of dt, W the tokens
 // that the convolution sees.

@@ -1,4 +1,4 @@
-// Mamba-1's recurrence for one vector of channels and one token (model/architectures/mamba):
+// Mamba-1's recurrence for one vector of channels and one token (model/families/mamba):
 //
 //   h_n = exp(delta A_n) h_n + delta x b_n;  y = (sum_n c_n h_n + D x) silu(z)
 //

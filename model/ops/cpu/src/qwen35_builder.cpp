@@ -1,4 +1,4 @@
-// Qwen3.5 models; the names of weights are those of model/architectures/qwen35.
+// Qwen3.5 models; the names of weights are those of model/families/qwen35.
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>

@@ -1,4 +1,4 @@
-// A Qwen3.5 model; the equations are in model/architectures/qwen35.
+// A Qwen3.5 model; the equations are in model/families/qwen35.
 //
 // D is the width; a layer of the gated delta net has P key heads of size K, R value heads of size V
 // and C = 2 P K + R V channels of its convolution over W tokens.

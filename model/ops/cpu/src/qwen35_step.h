@@ -1,5 +1,5 @@
 // A whole step of a batch through a Qwen3.5 model, by all threads of a team together. The equations
-// are those of model/architectures/qwen35.
+// are those of model/families/qwen35.
 #pragma once
 
 #include "bounded_step.h"

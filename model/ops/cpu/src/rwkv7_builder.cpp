@@ -1,4 +1,4 @@
-// RWKV-7 models; the names of weights are those of model/architectures/rwkv7.
+// RWKV-7 models; the names of weights are those of model/families/rwkv7.
 #include "rwkv7_model.h"
 #include "time_mix_builder.h"
 

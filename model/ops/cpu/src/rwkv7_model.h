@@ -1,4 +1,4 @@
-// An RWKV-7 model; the equations are in model/architectures/rwkv7.
+// An RWKV-7 model; the equations are in model/families/rwkv7.
 //
 // D is the width, F the inner width of the channel mix.
 #pragma once
