@@ -22,7 +22,7 @@ PRIVATE = {
     "uvicorn": {
         "server/http/protocols.py": ("uvicorn.protocols",),
     },
-    "ray": {"server/cluster/ray/proxy.py": ("ray._private", "ray.serve._private")},
+    "ray": {"server/cluster/ray/internals.py": ("ray._private", "ray.serve._private")},
 }
 
 

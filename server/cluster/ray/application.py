@@ -8,14 +8,8 @@ from ray import serve
 from ray.serve import Application
 
 from server.api.connections import DEFAULT_MAX_CONNECTIONS
-from server.cluster.ray.replica import (
-    LOOK_BACK_S,
-    METRICS_INTERVAL_S,
-    UPSCALE_DELAY_S,
-    Replica,
-    Settings,
-    read_settings,
-)
+from server.cluster.ray.replica import Replica, Settings, read_settings
+from server.cluster.ray.router import LOOK_BACK_S, METRICS_INTERVAL_S, UPSCALE_DELAY_S
 from server.config.settings import ConfigError, ServerConfig
 
 NAME = "everstream"
@@ -52,7 +46,7 @@ def _number(config: ServerConfig) -> dict[str, Any]:
     if fewest == most:
         return {"num_replicas": fewest}
     policy = {
-        "policy_function": f"{_HERE}.scaling:StreamsPolicy",
+        "policy_function": f"{_HERE}.router:StreamsPolicy",
         "policy_kwargs": {"target_streams": config.target_streams},
     }
     return {

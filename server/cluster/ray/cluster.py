@@ -79,7 +79,7 @@ def _serve_own(config: ServerConfig, greet: Callable[[int], None], folder: str) 
     import ray
 
     from server.cluster.ray.application import STOP_MARGIN_S
-    from server.cluster.ray.proxy import drain_proxies
+    from server.cluster.ray.internals import drain_proxies
 
     most = config.num_replicas[1]
     with _Stop() as stop:
@@ -118,7 +118,7 @@ def _serve_until(stop: _Stop, config: ServerConfig, greet: Callable[[int], None]
     from ray.serve.schema import LoggingConfig
 
     from server.cluster.ray.application import NAME, build
-    from server.cluster.ray.proxy import wait_for_proxies
+    from server.cluster.ray.internals import wait_for_proxies
     from server.cluster.ray.replica import settings_of
 
     stop.install()  # Ray has put its own in the place of ours

@@ -5,7 +5,7 @@ from ray import serve
 from ray.serve._private import api, client
 
 from server.cluster.ray import cluster
-from server.cluster.ray.proxy import wait_for_proxies
+from server.cluster.ray.internals import wait_for_proxies
 from server.config.settings import ServerConfig
 
 
