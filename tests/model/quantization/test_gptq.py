@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from model.quantization.int4 import Double, gptq
+from model.quantization.calibration import Double, gptq
 from model.weights.int4 import Float, Int4, rounded
 from tests.int4 import to_int4
 
