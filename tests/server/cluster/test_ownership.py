@@ -13,7 +13,6 @@ from server.errors import SessionNotFound
 from server.runtime.async_engine import STALL_S
 from server.store.base import Fenced, OwnedElsewhere, StoreFailed, StoreLost
 from server.store.postgres import database, link, store
-from server.store.postgres import database as database_module
 from tests.postgres import STUCK_S, Postgres
 from tests.server.cluster.stores import Join, check_whole, linked
 from tests.server.store.records import Writer, block, in_ticks
@@ -348,12 +347,13 @@ class TestDatabase:
         writer = Writer()
         one.commit([writer.opened()])
         causes: list[str] = []
+        connect = database.connect
 
         def counted(*arguments: Any, **options: Any) -> Any:
             causes.append("connect")
-            return database.connect(*arguments, **options)
+            return connect(*arguments, **options)
 
-        monkeypatch.setattr(database_module, "connect", counted)
+        monkeypatch.setattr(database, "connect", counted)
         monkeypatch.setattr(link, "REST_S", STUCK_S)  # longer than this machine can be busy
         postgres.pause()
         try:
