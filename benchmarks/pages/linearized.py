@@ -42,7 +42,7 @@ def verdict(rows: dict[str, Any]) -> str:
         of_place = {name: bits for name, bits in last.items() if name.endswith(f" {place}")}
         best, worst = min(of_place, key=of_place.__getitem__), max(of_place.values())
         lines.append(
-            f"- {words}, {len(of_place)} mechanisms have {of_place[best]:.3f} "
+            f"- {words}, the {len(of_place)} that were run have {of_place[best]:.3f} "
             f"(`{best.removesuffix(f' {place}')}`) to {worst:.3f} bits per byte at the end; the "
             f"source that read the same tokens has {source:.3f}."
         )
@@ -50,9 +50,9 @@ def verdict(rows: dict[str, Any]) -> str:
             better = sum(bits < window for bits in of_place.values())
             beyond = sum(bits < equal for bits in of_place.values())
             lines.append(
-                f"- {better} of these {len(of_place)} are better than the window of 64 alone "
-                f"({window:.3f}), and {beyond} better than a window of 256 ({equal:.3f}), which "
-                "takes about the memory of window and state together."
+                f"- Better than the window of 64 alone "
+                f"({window:.3f}): {better} of {len(of_place)}; than a window of 256 ({equal:.3f}), which "
+                f"takes about the memory of window and state together: {beyond}."
             )
     for name in ("performer, orthogonal", "dijiang, published"):
         row = rows.get(f"{name} whole")
