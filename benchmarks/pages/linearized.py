@@ -50,9 +50,9 @@ def verdict(rows: dict[str, Any]) -> str:
             better = sum(bits < window for bits in of_place.values())
             beyond = sum(bits < equal for bits in of_place.values())
             lines.append(
-                f"- Better than the window of 64 alone "
-                f"({window:.3f}): {better} of {len(of_place)}; than a window of 256 ({equal:.3f}), which "
-                f"takes about the memory of window and state together: {beyond}."
+                f"- Better than the window of 64 alone ({window:.3f}): {better} of "
+                f"{len(of_place)}; than a window of 256 ({equal:.3f}), which takes about the "
+                f"memory of window and state together: {beyond}."
             )
     for name in ("performer, orthogonal", "dijiang, published"):
         row = rows.get(f"{name} whole")
