@@ -84,9 +84,14 @@ export class Panes {
     this.onChange(this.active);
   }
 
-  /** Makes a pane the one that is acted on, and shows it, where it may be out of sight. */
+  /** Makes a pane the one that is acted on, and shows it, where it may be out of sight.
+   *
+   * The only pane is in sight, and is not scrolled to: in newer Chromium the first Tab would lead on
+   * from there, past the link that skips to the prompt. */
   activate(pane, shows = true) {
-    if (shows) pane.view.element.scrollIntoView({ inline: "nearest", block: "nearest" });
+    if (shows && this.list.length > 1) {
+      pane.view.element.scrollIntoView({ inline: "nearest", block: "nearest" });
+    }
     if (pane === this.active) return;
     this.active = pane;
     this.#showActive();
