@@ -24,6 +24,8 @@ num_probs = int(sys.argv[5])
 params = xllamacpp.CommonParams()
 params.model.path, params.n_ctx, params.n_parallel, params.warmup = path, 1024, 1, False
 params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+# In float32, where flash attention adds up in 16 bits.
+params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
 params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
 asked = {"prompt": prompt, "n_predict": count, "temperature": 0, "ignore_eos": True}
 asked |= {"return_tokens": True, "verbose": num_probs == 0, "n_probs": num_probs}

@@ -26,7 +26,7 @@ from tests.tiny import tiny_checkpoint, tiny_tokenizer
 #: With a vocabulary that holds `tiny_tokenizer`'s, and keys and values of one width.
 SERVED = ["qwen35-wide", "qwen35-triple", "lfm2-wide", "llama-wide", "qwen2-wide", "qwen3-wide"]
 #: Of logarithms of probabilities down to -12: llama.cpp adds up in other orders.
-LLAMA_TOLERANCE = 0.01
+LLAMA_TOLERANCE = 2e-4
 #: A gated delta net in each layer.
 PURE = "pure"
 
@@ -91,10 +91,7 @@ def test_llama_cpp_reads_the_gguf_file_and_agrees(tmp_path: Path, name: str) -> 
     found = source.model.parallel(prompt)[0, -1].log_softmax(dim=-1)
     said = ~wanted.isnan()
     assert said.sum() > 320
-    differences = (found - wanted)[said].abs()
-    # Where every layer attends, single ones of llama.cpp are up to 0.016 off those of transformers.
-    apart = differences.mean() if name in ("llama-wide", "qwen2-wide") else differences.max()
-    assert apart < LLAMA_TOLERANCE
+    assert (found - wanted)[said].abs().max() < LLAMA_TOLERANCE
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "q8_0"])

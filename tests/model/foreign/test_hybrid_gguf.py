@@ -28,13 +28,15 @@ from tests.model.architectures.rwkv7_llama import llama_logprobs
 from tests.tiny import tiny_tokenizer
 
 #: Of logarithms of probabilities down to -12: llama.cpp adds up in other orders, and approximates
-#: exponentials.
-LLAMA_TOLERANCE = 0.01
+#: exponentials, which is seen more in one of the models than in the others.
+LLAMA_TOLERANCE = 2e-4
+TRIPLE_TOLERANCE = 0.01
 #: llama.cpp also rounds activations to the format of the weights: relative to the deviation.
 ROUNDED_TOLERANCE = {"BF16": 0.05, "Q8_0": 0.15}
 #: With sizes that llama.cpp takes (keys and values of one width, whole blocks of Q8_0), and the
 #: length of a prompt after which no two ids come so near that rounding decides.
 SERVED = {"qwen35-wide": 44, "qwen35-triple": 42, "lfm2-wide": 36}
+SERVED |= {"llama-wide": 44, "qwen2-wide": 44, "qwen3-wide": 44}
 QWEN, LFM2 = "qwen35-triple", "lfm2-wide"
 
 
@@ -107,7 +109,8 @@ def test_logits_and_300_greedy_tokens_equal_llama_cpp(name: str, path: Path) -> 
     found, wanted, tokens = compared(name, path, "F32", 300)
     assert found[:, 1:].argmax(dim=-1).add(1).tolist() == tokens  # it was told not to end: id 0
     assert len(set(tokens)) > 20  # not one token again and again
-    assert (found - wanted).abs().max() < LLAMA_TOLERANCE
+    tolerance = TRIPLE_TOLERANCE if name == "qwen35-triple" else LLAMA_TOLERANCE
+    assert (found - wanted).abs().max() < tolerance
 
 
 @pytest.mark.package
