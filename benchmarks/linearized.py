@@ -31,8 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
-from benchmarks.machine import machine
-from benchmarks.report import Figures, read_result, show_figures, write_result
+from benchmarks.report import Figures, Result, read_result, show_figures, write_result
 from model.attention.base import mechanism
 from model.attention.heads import HeadsAttention
 from model.attention.soft_vq import SoftVqAttention
@@ -158,7 +157,7 @@ class Far(nn.Module):
         options |= {"window": 1} if swap.attention == "vq" else {}
         self.attention = _mechanism(source, swap.attention, options, columns=2)
         _fill(self.attention, source, index, _now_and_then)
-        self.attention.out = nn.Identity()  # type: ignore[assignment]
+        self.attention.add_module("out", nn.Identity())
         self.share = nn.Linear(shape.hidden_size, shape.num_heads)
         nn.init.zeros_(self.share.weight)
         nn.init.constant_(self.share.bias, FAR_LOGIT)
@@ -252,7 +251,7 @@ class Swapped(nn.Module):
         """The output of the attention of layer ``index`` [B, T, D] for its normed input."""
         mixer, own, source = self.mixer(index), self.student.layer(index), self.student.source
         if isinstance(mixer, Whole):
-            return mixer(x, None, self.losses)  # type: ignore[no-any-return]
+            return mixer.forward(x, None, self.losses)
         layer = source.layer(index)
         heads = merged(
             self.student.attention(index, *source.heads(index, own.linear("qkv", x, layer.qkv)))
@@ -469,6 +468,7 @@ def main(words: list[str] | None = None) -> None:
         name: getattr(options, name)
         for name in ("length", "match_steps", "tune_steps", "pieces", "valid_length")
     }
+    result = Result("linearized")
     found = read_result(options.output) if options.output.is_file() else {}
     if found and found["recipe"] != recipe:
         sys.exit(f"error: {options.output} has rows of another recipe: {found['recipe']}")
@@ -481,9 +481,7 @@ def main(words: list[str] | None = None) -> None:
         # Read again: another process may have added rows.
         found = read_result(options.output) if options.output.is_file() else {}
         found = {
-            "benchmark": "linearized",
-            "command": "python -m benchmarks.linearized SOURCE --data ... --valid ...",
-            "machine": machine(),
+            **result.origin,
             "source": {"file": work.source.path.name, "sha256": work.source.digest},
             "recipe": recipe,
             "rows": {**found.get("rows", {}), row: figures},

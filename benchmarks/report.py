@@ -84,18 +84,18 @@ class Result:
 
     def __init__(self, benchmark: str, output: Path | None = None) -> None:
         command = shlex.join(["python", "-m", f"benchmarks.{benchmark}", *sys.argv[1:]])
-        self._origin = {"benchmark": benchmark, "command": command, "machine": machine()}
+        self.origin = {"benchmark": benchmark, "command": command, "machine": machine()}
         self._output = output
 
     def save(self, figures: Figures) -> None:
         """Writes the file, where there is one; for what was measured until now."""
         if self._output:
-            write_result(self._output, {**self._origin, **figures})
+            write_result(self._output, {**self.origin, **figures})
 
     def finish(self, figures: Figures) -> None:
         """Writes the file, and prints the last line: one JSON object."""
         self.save(figures)
-        print(json.dumps({**self._origin, **figures}), flush=True)
+        print(json.dumps({**self.origin, **figures}), flush=True)
 
 
 def write_result(path: Path, result: Figures) -> None:

@@ -50,7 +50,7 @@ def table(rows: Sequence[Figures]) -> str:
     for row in rows:
         ours = row["contenders"][OURS]
         cells = [
-            WEIGHTS.get(row["dtype"], row["dtype"]),
+            str(WEIGHTS.get(row["dtype"], row["dtype"])),
             str(row["threads"]),
             _work(row),
             f"{ours['tokens_per_s']:,.1f}",

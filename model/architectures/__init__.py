@@ -1,4 +1,4 @@
-"""Model families: what the engine, the store and the API need to know of each, and nothing else.
+"""What a model family is to the engine, the store and the API, and what families share.
 
 An architecture is a config and a network.
 
@@ -10,9 +10,9 @@ An architecture is a config and a network.
   three forms ``parallel``, ``chunk`` and ``step``, with the state as named tensors per layer.
 
 `model.state.StateLayout` puts the state of any config into one block of bytes, which is all
-that sessions, forks, snapshots and stores handle. A new family costs a folder here and a line
-in `ARCHITECTURES`; a reader of its published files is added to `model.foreign`, a writer to
-`model.export`.
+that sessions, forks, snapshots and stores handle. A new family costs a folder in `model.families`,
+with the readers of its published files, a line in `ARCHITECTURES` and one in `model.foreign`; a
+writer is added to `model.export`.
 
 Importing this imports no torch; `model.architectures.network` does.
 """

@@ -1,4 +1,4 @@
-"""Checkpoints that others trained, read as models of ours: one file per family of layouts.
+"""Checkpoints that others trained, read as models of ours: which reader reads what.
 
 A reader takes the values of ``config.json`` and the tensors of the weight
 files. It checks both strictly: what a config asks that we do not do, and a key

@@ -1,4 +1,1 @@
-"""The server's configuration: settings with their sources, and the TOML file.
-
-May use nothing of the server. Built once by `cli` (or Ray's application) and passed explicitly.
-"""
+"""The server's configuration: settings with their sources, and the TOML file."""

@@ -1,5 +1,1 @@
-"""The sans-IO engine: requests in, events out; time is an argument.
-
-May use errors, `model`, numpy and torch; no threads, sockets, files or clocks. `runtime` runs it in
-a thread.
-"""
+"""The sans-IO engine: requests in, events out; time is an argument."""

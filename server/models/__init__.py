@@ -1,4 +1,1 @@
-"""The served models: building one from its files, the registry, loading and replacing.
-
-May use `sessions` and what is below it. `api` looks models up here; `cli` and `cluster` build them.
-"""
+"""The served models: building one from its files, the registry, loading and replacing."""

@@ -1,4 +1,1 @@
-"""Logs, metrics and tracing.
-
-May use `engine` (types). Every layer above may use it.
-"""
+"""Logs, metrics and tracing."""
