@@ -54,6 +54,7 @@ GRACE_S = 0.2
 #: After the database was away every replica comes back in its own time.
 RETRY_S = 0.1
 
+_STORE = "SELECT left(value, 16) FROM {meta} WHERE name = 'store_id'"
 _REGISTER = "INSERT INTO {replica} (key, address) VALUES (%s, %s)"
 _LOCK = "SELECT pg_advisory_lock(hashtext({schema} || ' live'), %s)"
 _BEAT = "UPDATE {replica} SET beat = beat + 1 WHERE key = %s"
@@ -73,18 +74,21 @@ _END_EARLIER = """
 
 
 class Presence:
-    """``key`` is this replica's. The three listeners are called in a thread of its own.
+    """``key`` is this replica's, in the store ``store_id`` and in no other that takes its place.
+
+    The three listeners are called in a thread of its own.
 
     ``hear`` gets what others tell this replica, ``reclaim`` the key of one that is dead,
     again and again until it is gone, ``left`` that of one that is no longer a neighbour.
     Raises errors of psycopg's.
     """
 
-    def __init__(self, url: str, schema: str, address: str, lease_s: float) -> None:
+    def __init__(self, url: str, schema: str, store_id: str, address: str, lease_s: float) -> None:
         self.hear: Callable[[str], None] = lambda message: None
         self.reclaim: Callable[[int], None] = lambda key: None
         self.left: Callable[[int], None] = lambda key: None
         self._url, self._schema, self._lease_s = url, schema, lease_s
+        self.store_id = store_id
         self._closed = threading.Event()
         self._beats: dict[int, tuple[int, float]] = {}
         self._free_since: dict[int, float] = {}
@@ -142,6 +146,10 @@ class Presence:
         return connect(self._url, timed=False)
 
     def _enter(self, connection: psycopg.Connection[Any]) -> None:
+        """Takes the lock of this replica. Raises an error of psycopg's for another store."""
+        if connection.execute(self._text(_STORE)).fetchall() != [(self.store_id,)]:
+            # There the same key may be another replica's.
+            raise psycopg.OperationalError("the database has another store")
         connection.execute(self._text(_END_EARLIER), (self.key,))
         connection.execute(self._text(_LOCK), (self.key,))
         channel = sql.Identifier(channel_name(self._schema, self.key))
@@ -193,6 +201,7 @@ class Presence:
         return sql.SQL(statement).format(
             schema=sql.Literal(self._schema),
             replica=sql.Identifier(self._schema, "replica"),
+            meta=sql.Identifier(self._schema, "meta"),
             sequence=sql.Literal(f'"{self._schema}".replica_key'),
         )
 
@@ -430,7 +439,7 @@ class Link:
             self.presence.close()
         place = self._place
         url = place.direct_url or place.url
-        self.presence = Presence(url, place.schema, place.address, place.lease_s)
+        self.presence = Presence(url, place.schema, store_id, place.address, place.lease_s)
         self.listen(self._listeners)
         self.presence.start()
         self._unsaved.clear()

@@ -20,11 +20,11 @@ TIMEOUT_S = 120.0
 class Watcher:
     """A replica that notes which it would reclaim, and what it hears."""
 
-    def __init__(self, url: str, lease_s: float) -> None:
+    def __init__(self, url: str, store_id: str, lease_s: float) -> None:
         self.dead: queue.Queue[int] = queue.Queue()
         self.gone: queue.Queue[int] = queue.Queue()
         self.heard: queue.Queue[str] = queue.Queue()
-        self.presence = Presence(url, SCHEMA, "here", lease_s)
+        self.presence = Presence(url, SCHEMA, store_id, "here", lease_s)
         self.presence.reclaim = self.dead.put
         self.presence.left = self.gone.put
         self.presence.hear = self.heard.put
@@ -41,16 +41,23 @@ Join = Callable[..., Watcher]
 @pytest.fixture
 def join(database_url: str) -> Iterator[Join]:
     """Another watcher, which does nothing before its `Watcher.start`."""
-    PostgresStore(shared_place(database_url)).close()  # makes the tables
+    store_id = made_store(database_url)
     joined: list[Watcher] = []
 
     def join(lease_s: float = 30.0) -> Watcher:
-        joined.append(Watcher(database_url, lease_s))
+        joined.append(Watcher(database_url, store_id, lease_s))
         return joined[-1]
 
     yield join
     for each in joined:
         each.presence.close()
+
+
+def made_store(url: str) -> str:
+    """The name of a store that the database gets, with its tables."""
+    store = PostgresStore(shared_place(url))
+    store.close()
+    return store.store_id
 
 
 def beat_of(postgres: Postgres, url: str, key: int) -> int:
@@ -132,6 +139,29 @@ def test_stale_connection_is_terminated(join: Join) -> None:
     one.presence._enter(again)  # would wait endlessly for the lock of the first
     with pytest.raises(psycopg.OperationalError):
         one.presence._first.execute("SELECT 1")
+    again.close()
+
+
+def test_key_is_not_claimed_in_a_store_that_took_the_place_of_its_own(
+    join: Join, postgres: Postgres, database_url: str
+) -> None:
+    """Keys begin again there, so that the same one is another replica's."""
+    one, name = join(), database_url.rpartition("/")[2]
+    one.presence._first.close()
+    postgres.psql(f"ALTER DATABASE {name} RENAME TO {name}_lost")
+    postgres.psql(f"CREATE DATABASE {name}")
+    again = one.presence._connect()
+    with pytest.raises(psycopg.Error):  # before it has tables
+        one.presence._enter(again)
+    other = Watcher(database_url, made_store(database_url), 30.0)
+    while other.key < one.key:
+        other.presence.close()
+        other = Watcher(database_url, other.presence.store_id, 30.0)
+    assert other.key == one.key
+    with pytest.raises(psycopg.Error, match="another store"):
+        one.presence._enter(again)
+    other.presence._first.execute("SELECT 1")  # was not terminated
+    other.presence.close()
     again.close()
 
 
