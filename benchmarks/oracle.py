@@ -1,16 +1,20 @@
-"""The original of the bundled chat model, read from its GGUF file, next to transformers.
+"""The original of the bundled chat model, next to transformers and llama.cpp.
 
     python -m benchmarks.oracle
 
-transformers reads the same file. It, our reader on torch and the native runtime each write 150
-tokens in float32 after two prompts, always the likeliest. Compared are the tokens, and their
-distributions up to the first token that differs. Keys and values are float16 here, float32 there.
-Exits with 1 where a token differs.
+transformers reads the same file, and llama.cpp (`xllamacpp`) the same weights in a file of float32
+that `everstream export` writes, since it multiplies blocks of Q4_1 in 8 bits. They, our reader on
+torch and the native runtime each write 150 tokens in float32 after two prompts, always the
+likeliest. Compared are the tokens, and their distributions up to the first token that differs. Keys
+and values are float16 here, float32 there. Exits with 1 where a token differs.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -25,6 +29,7 @@ from benchmarks.round_trip.__main__ import same
 from model.bundled_models import bundled_models
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.convert.linearize.chats import CHAT_ML, encode
+from model.export.llama_gguf import write_gguf
 from model.hub.base import base_of
 from model.native.runtime import Runtime
 from model.tokenizer import Tokenizer
@@ -70,6 +75,27 @@ def by_transformers(model: Any) -> Read:
         return logits
 
     return read
+
+
+def by_llama_cpp(checkpoint: Checkpoint, prompts: Sequence[list[int]], count: int) -> list[Written]:
+    """By its server in a process of its own, without its flash attention, which adds up in 16 bits.
+
+    Distributions have its `NUM_LISTED` likeliest ids, and NaN for the others.
+    """
+    written: list[Written] = []
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "float32.gguf"
+        write_gguf(file, checkpoint, "float32")
+        asked = json.dumps({"file": str(file), "prompts": prompts, "count": count})
+        command = [sys.executable, "-m", "benchmarks.oracle_llama_cpp", asked]
+        said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    for places in json.loads(said.splitlines()[-1]):
+        rows = np.full((count, checkpoint.config.vocab_size), np.nan)
+        for row, (_, listed) in zip(rows, places, strict=True):
+            for token, log_p in listed:
+                row[token] = log_p
+        written.append(([token for token, _ in places], rows))
+    return written
 
 
 def on_torch(checkpoint: Checkpoint) -> Read:
@@ -122,22 +148,26 @@ def greedy(read: Read, prompt: list[int], num_tokens: int) -> Written:
 
 
 def compared(found: Sequence[Written], wanted: Sequence[Written]) -> Figures:
-    """Over all prompts: tokens that are the same, differences of log p, and KL in nats."""
+    """Over all prompts: tokens that are the same, differences of log p, and KL in nats.
+
+    Where ``wanted`` has NaN nothing is compared, and there is no KL.
+    """
     num_same = 0
     of_tokens, of_ids, divergences = [], [], []
     for (tokens, log_p), (theirs, log_q) in zip(found, wanted, strict=True):
         num_same += (end := same(tokens, theirs))
         p, q = log_p[: end + 1], log_q[: end + 1]
         differences = abs(p - q)
-        of_ids.append(differences.max())
+        of_ids.append(np.nanmax(differences))
         of_tokens.append(differences[np.arange(len(q)), theirs[: end + 1]].max())
         divergences.append((np.exp(q) * (q - p)).sum(axis=1))
+    divergence = float(np.concatenate(divergences).mean())
     return {
         "same_tokens": num_same,
         "tokens": sum(len(tokens) for tokens, _ in wanted),
         "max_difference": float(max(of_tokens)),
         "max_difference_all_ids": float(max(of_ids)),
-        "mean_kl": float(np.concatenate(divergences).mean()),
+        "mean_kl": None if np.isnan(divergence) else divergence,
     }
 
 
@@ -156,13 +186,25 @@ def main(command: Sequence[str] | None = None) -> None:
     def written(read: Read) -> list[Written]:
         return [greedy(read, prompt, options.tokens) for prompt in prompts]
 
-    wanted = written(by_transformers(open_by_transformers(file)))
     readers = {"torch": on_torch, "native": on_native}
-    rows = {name: compared(written(read(checkpoint)), wanted) for name, read in readers.items()}
-    show_figures(f"{file.name} next to transformers", rows)
-    peer = f"transformers {version('transformers')}"
-    result.finish({"file": file.name, "peer": peer, "readers": rows})
-    sys.exit(any(row["same_tokens"] < row["tokens"] for row in rows.values()))
+    found = {name: written(read(checkpoint)) for name, read in readers.items()}
+    wanted = {
+        f"transformers {version('transformers')}": written(
+            by_transformers(open_by_transformers(file))
+        ),
+        f"llama.cpp of xllamacpp {version('xllamacpp')}": by_llama_cpp(
+            checkpoint, prompts, options.tokens
+        ),
+    }
+    peers = {
+        peer: {name: compared(ours, theirs) for name, ours in found.items()}
+        for peer, theirs in wanted.items()
+    }
+    for peer, rows in peers.items():
+        show_figures(f"{file.name} next to {peer}", rows)
+    result.finish({"file": file.name, "peers": peers})
+    rows = [row for rows in peers.values() for row in rows.values()]
+    sys.exit(any(row["same_tokens"] < row["tokens"] for row in rows))
 
 
 if __name__ == "__main__":

@@ -68,15 +68,16 @@ def _than(ours: float, other: float) -> str:
 
 
 def oracle_tables() -> dict[str, str]:
-    """Our readers of the real file next to transformers."""
+    """Our readers of the real file next to transformers and llama.cpp."""
     rows = [
         (
-            name,
+            f"{name}, next to {peer}",
             f"{row['same_tokens']} of {row['tokens']}",
             f"{row['max_difference']:.1e}",
-            f"{row['mean_kl']:.1e}",
+            "" if row["mean_kl"] is None else f"{row['mean_kl']:.1e}",
         )
-        for name, row in read_result(oracle.RESULT)["readers"].items()
+        for peer, readers in read_result(oracle.RESULT)["peers"].items()
+        for name, row in readers.items()
     ]
     head = ("runtime", "same greedy tokens", "largest difference of log p", "mean KL, nats")
     return {"oracle": markdown(head, rows)}
