@@ -203,8 +203,8 @@ def main(command: Sequence[str] | None = None) -> None:
     for peer, rows in peers.items():
         show_figures(f"{file.name} next to {peer}", rows)
     result.finish({"file": file.name, "peers": peers})
-    rows = [row for rows in peers.values() for row in rows.values()]
-    sys.exit(any(row["same_tokens"] < row["tokens"] for row in rows))
+    all_rows = [row for rows in peers.values() for row in rows.values()]
+    sys.exit(any(row["same_tokens"] < row["tokens"] for row in all_rows))
 
 
 if __name__ == "__main__":
