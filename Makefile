@@ -12,7 +12,7 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 SOURCES := server model clients tests benchmarks docs
 CHECKED := $(wildcard $(SOURCES))
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
-NATIVE  := $(wildcard model/ops/cpu/src/*) model/ops/cpu/cmake/CMakeLists.txt
+NATIVE  := $(wildcard model/ops/cpu/src/*/*.* model/ops/cpu/src/*/*/*.*) model/ops/cpu/cmake/CMakeLists.txt
 # Written by an install that could not build the native runtime: the compilers and headers that it found.
 TOOLCHAIN := $(wildcard $(VENV)/.toolchain)
 define FIND_TOOLCHAIN

@@ -183,7 +183,7 @@ def _product(
 # the kept tokens in the order of their ids to a number in [0, 1), times their
 # mass, that is a function of (seed, position) alone: it does not depend on what
 # else is in the batch or on what was drawn before.
-# `model/ops/cpu/src/sampler.cpp` draws alike.
+# `model/ops/cpu/src/runtime/sampler.cpp` draws alike.
 #
 # - ``logit_bias``: added to the logits, as at OpenAI.
 # - ``repetition_penalty``: Keskar et al. 2019, CTRL, section 4.1.

@@ -2,7 +2,7 @@
 
 Between the matrix products of a step there are element-wise operations, each of which
 torch takes through memory on its own, forward and backward. Here each group of them has
-a readable definition in torch and a kernel in ``model/ops/cpu/src/training.cpp``. The
+a readable definition in torch and a kernel in ``model/ops/cpu/src/training/training.cpp``. The
 kernel is used where a gradient is wanted, the tensors are on the CPU and the extension
 is built (`kernels_for`); inference always runs the definition.
 

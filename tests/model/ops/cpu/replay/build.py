@@ -16,7 +16,7 @@ FLAGS = ("-std=c++17", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fno-trap
 
 def build_replay(program: Path, compiler: str, flags: Sequence[str]) -> Path:
     """Compiles everything for one level, whose name is in ``flags``."""
-    sources = [p for p in sorted(SOURCES.glob("*.cpp")) if not p.stem.endswith("bindings")]
+    sources = [p for p in sorted(SOURCES.rglob("*.cpp")) if not p.stem.endswith("bindings")]
     command = [compiler, *FLAGS, *flags, "-pthread", f"-I{SOURCES}", HERE / "replay.cpp"]
     subprocess.run([*command, *sources, "-o", program], check=True)
     return program

@@ -7,9 +7,9 @@
 #include <iostream>
 #include <map>
 
-#include "levels.h"
-#include "precisions.h"
-#include "runtime.h"
+#include "runtime/levels.h"
+#include "runtime/precisions.h"
+#include "runtime/runtime.h"
 
 using namespace everstream;
 

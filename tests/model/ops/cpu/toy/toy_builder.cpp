@@ -1,4 +1,4 @@
-#include "family.h"
+#include "runtime/family.h"
 #include "toy_model.h"
 
 namespace everstream {

@@ -1,4 +1,4 @@
-#include "step.h"
+#include "runtime/step.h"
 #include "toy_model.h"
 
 namespace everstream::EVERSTREAM_LEVEL {

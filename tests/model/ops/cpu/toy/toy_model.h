@@ -1,7 +1,7 @@
 // The family of toy.py; D is the width.
 #pragma once
 
-#include "model.h"
+#include "runtime/model.h"
 
 namespace everstream {
 

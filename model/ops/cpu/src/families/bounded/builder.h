@@ -1,0 +1,19 @@
+// What the builders of families with a bounded past share.
+#pragma once
+
+#include "families/bounded/model.h"
+#include "runtime/family.h"
+
+namespace everstream {
+
+// The options of all bounded models. `gated`: whether each query has a gate.
+void read_bounded(BoundedModel& model, const Options& options, Packer& packer, bool gated);
+// The layer's `mixer` if it is one of attention.
+bool is_attention(const Packer& packer, const std::string& mixer);
+BoundedAttention read_attention(
+    const BoundedModel& model, const Options& options, Packer& packer, int layer,
+    const std::string& mixer);
+// The buffers of all bounded models; `widest` is the inner width of the MLP.
+void set_bounded_strides(const BoundedModel& model, Strides& strides, int intermediate);
+
+}  // namespace everstream

@@ -1,0 +1,64 @@
+// LFM2 models; the names of weights are those of model/families/lfm2.
+#include <algorithm>
+#include <stdexcept>
+
+#include "families/bounded/builder.h"
+#include "families/lfm2/model.h"
+
+namespace everstream {
+
+namespace {
+
+ShortConvolution read_convolution(
+    const Lfm2Model& m, const Options& o, Packer& p, int layer, const std::string& mixer) {
+    ShortConvolution l;
+    l.in = p.pack({mixer + "in"}, m.precision);
+    if (l.in.n != 3 * m.hidden)
+        throw std::invalid_argument("weight '" + mixer + "in.weight' has another shape");
+    l.out = p.pack({mixer + "out"}, m.precision);
+    l.conv = p.transposed(p.weight(mixer + "conv"), 1);
+    l.ring = o.state(layer, "conv");
+    return l;
+}
+
+Lfm2Layer read_layer(const Lfm2Model& m, const Options& o, Packer& p, int index) {
+    const std::string block = "blocks." + std::to_string(index) + ".", mixer = block + "mixer.";
+    Lfm2Layer l;
+    l.norm = p.norm(block + "mixer_norm");
+    l.is_attention = is_attention(p, mixer);
+    if (l.is_attention)
+        l.attention = read_attention(m, o, p, index, mixer);
+    else
+        l.convolution = read_convolution(m, o, p, index, mixer);
+    l.mlp = read_mlp(p, block, m.precision);
+    return l;
+}
+
+std::shared_ptr<const Model> build(const Options& o, Packer& p, Precision precision) {
+    auto m = std::make_shared<Lfm2Model>();
+    read_beginning(*m, o, p, precision);
+    read_bounded(*m, o, p, false);
+    m->conv_size = o.integer("conv_size");
+    auto* layers = p.arena.make<Lfm2Layer>(m->num_layers);
+    for (int i = 0; i < m->num_layers; i++) layers[i] = read_layer(*m, o, p, i);
+    m->layers = layers;
+    read_end(*m, p);
+    return m;
+}
+
+void set_strides(const Model& model, Strides& s) {
+    const auto& m = static_cast<const Lfm2Model&>(model);
+    using B = Lfm2Buffers;
+    static_assert(B::num <= MAX_BUFFERS);
+    set_buffer(s, B::mixed, s.x);
+    set_bounded_strides(m, s, m.layers[0].mlp.down.k);
+    s.buffers[B::in] = std::max(s.buffers[B::in], padded_stride(3 * m.hidden));
+}
+
+}  // namespace
+
+EVERSTREAM_FAMILY(
+    lfm2, build, set_strides, Precision::float32, Precision::bfloat16, Precision::int8,
+    Precision::int4)
+
+}  // namespace everstream

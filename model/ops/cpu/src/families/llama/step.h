@@ -1,0 +1,37 @@
+// A whole step of a batch through a Llama model, by all threads of a team together. The equations are
+// those of model/families/llama.
+#pragma once
+
+#include "families/bounded/step.h"
+#include "families/llama/model.h"
+
+namespace everstream {
+namespace EVERSTREAM_LEVEL {
+
+class LlamaStep : BoundedStep {
+public:
+    LlamaStep(const LlamaModel& m, const Batch& b, Worker& w) : BoundedStep(m, b, w), m(m) {}
+
+    void run() {
+        begin();
+        for (int i = 0; i < m.num_layers; i++) {
+            const LlamaLayer& l = m.layers[i];
+            attention(l.attention, l.norm);
+            mlp(l.mlp, BoundedBuffers::hidden);
+        }
+        finish();
+    }
+
+    static size_t private_bytes(const LlamaModel& m, const Strides&) {
+        return BoundedStep::private_bytes(m);
+    }
+    static int max_phases(const LlamaModel& m) {
+        return 8 + (ATTENTION_PHASES + MLP_PHASES) * m.num_layers;
+    }
+
+private:
+    const LlamaModel& m;
+};
+
+}  // namespace EVERSTREAM_LEVEL
+}  // namespace everstream

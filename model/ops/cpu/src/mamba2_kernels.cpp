@@ -1,4 +1,0 @@
-// Compiled once per level; see kernels.cpp.
-#include "mamba2_step.h"
-
-EVERSTREAM_FAMILY_KERNELS(mamba2, Mamba2Model, Mamba2Step)

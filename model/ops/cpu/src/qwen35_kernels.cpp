@@ -1,4 +1,0 @@
-// Compiled once per level; see kernels.cpp.
-#include "qwen35_step.h"
-
-EVERSTREAM_FAMILY_KERNELS(qwen35, Qwen35Model, Qwen35Step)
