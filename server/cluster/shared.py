@@ -19,9 +19,9 @@ from server.engine.types import SessionInfo
 from server.errors import RequestError
 from server.runtime.async_engine import AsyncEngine
 from server.runtime.commands import Absent
-from server.sessions.loader import AttachedElsewhere, Handover, Owned
+from server.sessions.loader import AttachedElsewhere, Handover, Held
 from server.sessions.prefix_tier import PrefixTier
-from server.store.base import Identity, OwnedElsewhere, Store, StoreError
+from server.store.base import HeldElsewhere, Identity, Store, StoreError
 from server.store.postgres.database import TIMEOUT_S, connect, owner_elsewhere, schema_of
 from server.store.postgres.link import SharedPlace
 from server.store.postgres.objects import Connection, Objects, TableObjects
@@ -30,13 +30,13 @@ from server.store.postgres.store import PostgresStore
 from server.store.table_store import StoreLimits
 
 # -------------------------------------------------------------------------------------------------
-# Ownership over PostgreSQL: a replica asks the owner replica for a session by a notice.
+# Holding over PostgreSQL: a replica asks the holder of a session for it by a notice.
 #
-# Replicas need no addresses of each other. An owner replica that does not answer in time
+# Replicas need no addresses of each other. A holder that does not answer in time
 # has failed, or is reclaimed meanwhile; the client gets an error that says to retry.
 
 
-ownership_logger = logging.getLogger("everstream.ownership")
+holding_logger = logging.getLogger("everstream.holding")
 
 #: A live replica answers within a few steps of its engine and a commit.
 ANSWER_S = 3.0
@@ -45,21 +45,21 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 
-class PostgresOwnership:
-    """See `server.sessions.loader.Ownership`."""
+class PostgresHolding:
+    """See `server.sessions.loader.Holding`."""
 
     def __init__(self, async_engine: AsyncEngine, store: PostgresStore) -> None:
         self._continues = False
         self._async_engine, self._store = async_engine, store
-        self._owned: Owned | None = None
+        self._held: Held | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ids = count(1)
         self._asked: dict[int, tuple[int, asyncio.Future[dict[str, Any]]]] = {}
         self._reclaiming: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def start(self, owned: Owned, continues: bool) -> None:
-        self._owned, self._loop = owned, asyncio.get_running_loop()
+    async def start(self, held: Held, continues: bool) -> None:
+        self._held, self._loop = held, asyncio.get_running_loop()
         self._continues = continues
         run = self._run
         self._store.listen(run(self._understand), run(self._begin_reclaim), run(self._begin_after))
@@ -73,19 +73,19 @@ class PostgresOwnership:
             async with asyncio.timeout(ANSWER_S):
                 answer = await future
         except TimeoutError:
-            raise OwnedElsewhere(replica) from None
+            raise HeldElsewhere(replica) from None
         finally:
             del self._asked[id]
         if (info := answer.get("attached")) is not None:
             raise AttachedElsewhere(SessionInfo(**info))
         if answer.get("failed"):
-            raise OwnedElsewhere(replica)
+            raise HeldElsewhere(replica)
 
     async def release(self, session: str) -> None:
         try:
             await self._ask(lambda store: store.release(session))
         except RequestError as error:
-            ownership_logger.warning("session %s was not released: %s", session, error.message)
+            holding_logger.warning("session %s was not released: %s", session, error.message)
 
     async def claim_key(self, owner: str, key: str) -> bool:
         return await self._ask(lambda store: store.claim_key(owner, key))
@@ -94,7 +94,7 @@ class PostgresOwnership:
         try:
             await self._ask(lambda store: store.give_back_key(owner, key), always=True)
         except RequestError as error:
-            ownership_logger.warning("a key could not be released yet: %s", error.message)
+            holding_logger.warning("a key could not be released yet: %s", error.message)
 
     def _run(self, call: Callable[[P], None]) -> Callable[[P], None]:
         """``call`` from another thread: it runs in the event loop."""
@@ -128,17 +128,17 @@ class PostgresOwnership:
             if stays is not None:
                 answer["attached"] = asdict(stays)
         except RequestError as error:
-            ownership_logger.warning("a session was not handed over: %s", error.message)
+            holding_logger.warning("a session was not handed over: %s", error.message)
             answer["failed"] = error.code
         try:
             await self._tell(question["by"], answer)
         except RequestError as error:
-            ownership_logger.warning("an answer could not be sent: %s", error.message)
+            holding_logger.warning("an answer could not be sent: %s", error.message)
 
     async def _give(self, session: str, owner: str, handover: Handover) -> SessionInfo | None:
         """None when another replica may load the session; else it stays with its reader."""
-        assert self._owned is not None
-        found = await self._owned.give(session, owner, handover)
+        assert self._held is not None
+        found = await self._held.give(session, owner, handover)
         if not isinstance(found, Absent):
             return found
         # A load that begins from here on asks the store after this release.
@@ -156,7 +156,7 @@ class PostgresOwnership:
                 return  # it is tried again, or another replica has done it
             await self._after(key)
         except RequestError as error:
-            ownership_logger.warning("replica %d could not be reclaimed: %s", key, error.message)
+            holding_logger.warning("replica %d could not be reclaimed: %s", key, error.message)
         finally:
             self._reclaiming.discard(key)
 
@@ -168,11 +168,11 @@ class PostgresOwnership:
         for replica, future in self._asked.values():
             if replica == key and not future.done():
                 future.set_result({})
-        if self._continues and self._owned is not None:
+        if self._continues and self._held is not None:
             try:
-                await self._owned.continue_unfinished()
+                await self._held.continue_unfinished()
             except RequestError as error:
-                ownership_logger.warning(
+                holding_logger.warning(
                     "sessions of replica %d could not be continued: %s", key, error.message
                 )
 
@@ -223,10 +223,10 @@ class Cluster:
         assert isinstance(store, PostgresStore), store
         return store.signing_key()
 
-    def ownership(self, async_engine: AsyncEngine, store: Store) -> PostgresOwnership:
+    def holding(self, async_engine: AsyncEngine, store: Store) -> PostgresHolding:
         """Which of the replicas that serve from ``store`` has a session."""
         assert isinstance(store, PostgresStore), store
-        return PostgresOwnership(async_engine, store)
+        return PostgresHolding(async_engine, store)
 
     def open_prefixes(
         self, name: str, identity: Identity, async_engine: AsyncEngine, bos_token_id: int

@@ -1,6 +1,6 @@
 """The life of a kept session at one replica, as a table.
 
-    ABSENT --load--> LOADING --owned_elsewhere--> REMOTE
+    ABSENT --load--> LOADING --held_elsewhere--> REMOTE
       ^ |               |  ^------handed_over-------'
       | open            | restore                restore_unfinished
       | v               v                             v
@@ -24,7 +24,7 @@ class Stage(Enum):
 
     ABSENT = auto()  # in the store alone, or nowhere
     LOADING = auto()  # a command waits for the store, or brings what it has loaded
-    REMOTE = auto()  # a command waits for the replica that owns the session
+    REMOTE = auto()  # a command waits for the replica that holds the session
     IDLE = auto()  # in the engine, without a request
     RUNNING = auto()  # in the engine, with a request that computes or waits for its turn
     PARKED = auto()  # in the engine, with a request that is paused
@@ -37,7 +37,7 @@ class SessionEvent(Enum):
     OPEN = auto()  # it is created, forked, imported, or cut back
     LOAD = auto()  # a command wants it
     FAIL = auto()  # it cannot be loaded
-    OWNED_ELSEWHERE = auto()  # another replica owns it
+    HELD_ELSEWHERE = auto()  # another replica holds it
     HANDED_OVER = auto()  # that replica has released it
     RESTORE = auto()  # the engine has it again
     RESTORE_UNFINISHED = auto()  # the same, with the request that it ran
@@ -54,7 +54,7 @@ TRANSITIONS: Mapping[tuple[Stage, SessionEvent], Stage] = {
     (Stage.ABSENT, SessionEvent.OPEN): Stage.IDLE,
     (Stage.ABSENT, SessionEvent.LOAD): Stage.LOADING,
     (Stage.LOADING, SessionEvent.FAIL): Stage.ABSENT,
-    (Stage.LOADING, SessionEvent.OWNED_ELSEWHERE): Stage.REMOTE,
+    (Stage.LOADING, SessionEvent.HELD_ELSEWHERE): Stage.REMOTE,
     (Stage.REMOTE, SessionEvent.HANDED_OVER): Stage.LOADING,
     (Stage.REMOTE, SessionEvent.FAIL): Stage.ABSENT,
     (Stage.LOADING, SessionEvent.RESTORE): Stage.IDLE,

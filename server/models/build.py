@@ -301,7 +301,7 @@ class ModelBuilder:
             elsewhere=self._elsewhere(source, checkpoint, home),
             chat_template=checkpoint.chat_template,
             constraints=constraints,
-            ownership=None if self._shared is None else self._shared.ownership(async_engine, store),
+            holding=None if self._shared is None else self._shared.holding(async_engine, store),
             states=NamedStates(
                 *(async_engine, signing.identity, fixed, config.max_states),
                 partial(state_in, identity=signing.identity, config=checkpoint.config),

@@ -21,7 +21,7 @@ from server.engine.types import SamplingParams
 from server.errors import QueueFull, invalid
 from server.runtime.async_engine import AsyncEngine
 from server.sessions.idempotency import IdempotencyKeys
-from server.sessions.loader import Elsewhere, Ownership
+from server.sessions.loader import Elsewhere, Holding
 from server.sessions.named_states import NamedStates
 from server.sessions.prefix_tier import PrefixTier
 from server.sessions.sessions import Sessions, Signing, Transfer
@@ -271,20 +271,20 @@ def make_service(
     elsewhere: Elsewhere | None = None,
     chat_template: ChatTemplate | None = None,
     constraints: FormatCompiler | None = None,
-    ownership: Ownership | None = None,
+    holding: Holding | None = None,
     states: NamedStates | None = None,
 ) -> Service:
     """The service around ``async_engine``.
 
-    ``elsewhere`` knows the sessions of other versions, ``ownership`` the other replicas.
+    ``elsewhere`` knows the sessions of other versions, ``holding`` the other replicas.
     """
     if states is None:
         states = NamedStates(async_engine, signing.identity, {}, config.max_states)
-    sessions = Sessions(async_engine, prefixes, elsewhere, ownership, states)
+    sessions = Sessions(async_engine, prefixes, elsewhere, holding, states)
     return Service(
         async_engine=async_engine,
         sessions=sessions,
-        keys=IdempotencyKeys(async_engine, sessions, ownership),
+        keys=IdempotencyKeys(async_engine, sessions, holding),
         transfer=Transfer(sessions, signing.identity, signing.key, config.trust_unsigned_state),
         limits=RequestLimits(
             config.max_prompt_tokens, config.max_tokens_limit, config.max_body_bytes

@@ -23,7 +23,7 @@ from server.config.values import ModelSource
 from server.errors import RequestError
 from server.models.backend import Backend
 from server.runtime.async_engine import AsyncEngine
-from server.sessions.loader import Elsewhere, Ownership
+from server.sessions.loader import Elsewhere, Holding
 from server.sessions.prefix_tier import PrefixTier
 from server.sessions.sessions import Signing
 from server.store.base import DiskFiles, Identity, Store, StoreError
@@ -48,7 +48,7 @@ class Shared(Protocol):
 
     def open_store(self, name: str, identity: Identity, limits: StoreLimits) -> Store: ...
     def signing_key(self, store: Store) -> bytes: ...
-    def ownership(self, async_engine: AsyncEngine, store: Store) -> Ownership: ...
+    def holding(self, async_engine: AsyncEngine, store: Store) -> Holding: ...
     def open_prefixes(
         self, name: str, identity: Identity, async_engine: AsyncEngine, bos_token_id: int
     ) -> PrefixTier: ...

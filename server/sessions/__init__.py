@@ -1,1 +1,1 @@
-"""Kept sessions wherever they are: loading, ownership, prefix states, import and export."""
+"""Kept sessions wherever they are: loading, holding, prefix states, import and export."""

@@ -9,7 +9,7 @@ from server.engine.types import Request
 from server.errors import RequestError
 from server.runtime.async_engine import AsyncEngine
 from server.runtime.readers import Sink
-from server.sessions.loader import Cursor, Ownership, Resumed
+from server.sessions.loader import Cursor, Holding, Resumed
 from server.sessions.sessions import Sessions
 from server.store.base import HistoryGone, Keyed
 
@@ -28,10 +28,10 @@ class IdempotencyKeys:
     """The requests that have a key. Belongs to the async engine's event loop."""
 
     def __init__(
-        self, async_engine: AsyncEngine, sessions: Sessions, ownership: Ownership | None = None
+        self, async_engine: AsyncEngine, sessions: Sessions, holding: Holding | None = None
     ) -> None:
         self._async_engine, self._sessions = async_engine, sessions
-        self._ownership = ownership
+        self._holding = holding
         self._in_use: set[tuple[str, str]] = set()
         self._releasing: set[asyncio.Task[None]] = set()
 
@@ -89,10 +89,10 @@ class IdempotencyKeys:
         self, key: tuple[str, str], request: Request, sink: Sink
     ) -> Keyed | None:
         """Submits ``request`` unless another replica has accepted one under its key."""
-        if self._ownership is None:
+        if self._holding is None:
             await self._sessions.submit(request, sink)
             return None
-        if not await self._ownership.claim_key(*key):
+        if not await self._holding.claim_key(*key):
             raise KeyInUse
         found = await self._async_engine.ask_store(lambda store: store.find_key(*key))
         if found is None:
@@ -107,7 +107,7 @@ class IdempotencyKeys:
         try:
             if was_cancelled:
                 await self._async_engine.settled()
-            if self._ownership is not None:
-                await self._ownership.release_key(*key)
+            if self._holding is not None:
+                await self._holding.release_key(*key)
         finally:
             self._in_use.discard(key)

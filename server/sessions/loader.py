@@ -15,10 +15,10 @@ from server.errors import RequestError, SessionAttached, SessionNotFound
 from server.runtime.async_engine import AsyncEngine
 from server.runtime.commands import Absent, Arrival, Call, on_session
 from server.store.base import (
+    HeldElsewhere,
     HistoryGone,
     Loaded,
     Numbered,
-    OwnedElsewhere,
     SnapshotMismatch,
     Store,
     StoreFailed,
@@ -27,25 +27,25 @@ from server.store.base import (
 # -------------------------------------------------------------------------------------------------
 # The sessions that a store shared by several replicas gives to each of them.
 #
-# `server.cluster.shared` implements `Ownership` over PostgreSQL, and tells the sessions
-# of this replica, as `Owned`, what the other replicas ask.
+# `server.cluster.shared` implements `Holding` over PostgreSQL, and tells the sessions
+# of this replica, as `Held`, what the other replicas ask.
 
 
-#: What happens to the reader that a session has at its owner replica, when another replica
+#: What happens to the reader that a session has at its holder, when another replica
 #: asks for it. "ask": the session stays with the reader. "take_over": the reader is cut off.
-#: "move": the reader is redirected. "never": the owner replica is not asked.
+#: "move": the reader is redirected. "never": the holder is not asked.
 Handover = Literal["ask", "take_over", "move", "never"]
 
 
 class AttachedElsewhere(SessionAttached):
-    """The session has a reader at its owner replica, where ``info`` describes it."""
+    """The session has a reader at its holder, where ``info`` describes it."""
 
     def __init__(self, info: SessionInfo) -> None:
         super().__init__()
         self.info = info
 
 
-class Owned(Protocol):
+class Held(Protocol):
     """The sessions of this replica, for the others."""
 
     async def give(
@@ -61,19 +61,19 @@ class Owned(Protocol):
         """Continues what a replica that is gone had not finished."""
 
 
-class Ownership(Protocol):
+class Holding(Protocol):
     """Which replica has a session. All methods belong to the async engine's event loop."""
 
-    async def start(self, owned: Owned, continues: bool) -> None:
+    async def start(self, held: Held, continues: bool) -> None:
         """Listens to the other replicas from now on, and reclaims those that die.
 
         ``continues``: what they had not finished continues by itself.
         """
 
     async def acquire(self, session: str, owner: str, replica: int, handover: Handover) -> None:
-        """Asks the owner replica for the session; then the store may load it here.
+        """Asks the holder for the session; then the store may load it here.
 
-        Raises `AttachedElsewhere`, and `OwnedElsewhere` where there is no answer.
+        Raises `AttachedElsewhere`, and `HeldElsewhere` where there is no answer.
         """
 
     async def release(self, session: str) -> None:
@@ -204,15 +204,15 @@ def read_page(store: Store, session: str, owner: str, after_seq: int) -> Page:
 
 def load_session(
     store: Store, session: str, owner: str, at: int | None = None, after_seq: int | None = None
-) -> tuple[Loaded, Page | None] | OwnedElsewhere:
+) -> tuple[Loaded, Page | None] | HeldElsewhere:
     """The session, as `Store.load` gives it, and the first page of its events after ``after_seq``.
 
-    Raises what `Store.load` raises, but returns `OwnedElsewhere`.
+    Raises what `Store.load` raises, but returns `HeldElsewhere`.
     """
     try:
         loaded = store.load(session, owner, at)
-    except OwnedElsewhere as owned:
-        return owned
+    except HeldElsewhere as held:
+        return held
     return loaded, None if after_seq is None else read_page(store, session, owner, after_seq)
 
 
@@ -276,10 +276,10 @@ class SessionLoader:
     """Loads each session once at a time, whatever number of commands wait for it."""
 
     def __init__(
-        self, async_engine: AsyncEngine, elsewhere: Elsewhere | None, ownership: Ownership | None
+        self, async_engine: AsyncEngine, elsewhere: Elsewhere | None, holding: Holding | None
     ) -> None:
         self._async_engine, self._elsewhere = async_engine, elsewhere
-        self._ownership = ownership
+        self._holding = holding
         self._loads: dict[tuple[str, str, Handover], tuple[_Load, asyncio.Task[None]]] = {}
 
     async def use(
@@ -325,10 +325,10 @@ class SessionLoader:
         """The session as it was when its text had ``at`` tokens."""
         read = partial(load_session, session=session, owner=owner, at=at)
         found = await self._async_engine.ask_store(read)
-        if isinstance(found, OwnedElsewhere):
+        if isinstance(found, HeldElsewhere):
             await self.use(session, owner, _BRING)
             found = await self._async_engine.ask_store(read)
-        if isinstance(found, OwnedElsewhere):
+        if isinstance(found, HeldElsewhere):
             raise found
         return Past(found[0].value, found[0].entries, at)
 
@@ -351,8 +351,8 @@ class SessionLoader:
 
     async def _release(self, session: str, owner: str) -> None:
         """Lets another replica have a session that was loaded here, and could not be restored."""
-        if self._ownership is not None and not await self.is_here(session, owner):
-            await self._ownership.release(session)
+        if self._holding is not None and not await self.is_here(session, owner):
+            await self._holding.release(session)
 
     # One load
 
@@ -396,7 +396,7 @@ class SessionLoader:
             load_session, session=load.session, owner=load.owner, after_seq=load.after_seq
         )
         try:
-            while isinstance(found := await engine.ask_store(read), OwnedElsewhere):
+            while isinstance(found := await engine.ask_store(read), HeldElsewhere):
                 if num_moves == MAX_MOVES:
                     raise found
                 await self._move(load, found)
@@ -412,12 +412,12 @@ class SessionLoader:
             past, lambda: engine.generation == generation, continues=num_moves > 0, page=page
         )
 
-    async def _move(self, load: _Load, owned: OwnedElsewhere) -> None:
-        """Gets the session from the replica that owns it."""
-        if self._ownership is None or load.handover == "never":
-            raise owned
-        load.stage = after(load.stage, SessionEvent.OWNED_ELSEWHERE)
-        await self._ownership.acquire(load.session, load.owner, owned.replica, load.handover)
+    async def _move(self, load: _Load, held: HeldElsewhere) -> None:
+        """Gets the session from the replica that holds it."""
+        if self._holding is None or load.handover == "never":
+            raise held
+        load.stage = after(load.stage, SessionEvent.HELD_ELSEWHERE)
+        await self._holding.acquire(load.session, load.owner, held.replica, load.handover)
         load.stage = after(load.stage, SessionEvent.HANDED_OVER)
 
     async def check_elsewhere(self, session: str, owner: str) -> None:

@@ -23,8 +23,8 @@ from server.sessions.loader import (
     Cursor,
     Elsewhere,
     Handover,
+    Holding,
     LogPage,
-    Ownership,
     Resumed,
     SessionLoader,
     read_log,
@@ -35,7 +35,7 @@ from server.sessions.loader import (
 )
 from server.sessions.named_states import NamedStates, StateNotFound
 from server.sessions.prefix_tier import PrefixTier
-from server.store.base import Identity, Listed, Numbered, OwnedElsewhere, SessionBroken
+from server.store.base import HeldElsewhere, Identity, Listed, Numbered, SessionBroken
 from server.store.portable import export_session, import_session
 
 # -------------------------------------------------------------------------------------------------
@@ -97,17 +97,17 @@ class Sessions:
         async_engine: AsyncEngine,
         prefixes: PrefixTier | None = None,
         elsewhere: Elsewhere | None = None,
-        ownership: Ownership | None = None,
+        holding: Holding | None = None,
         states: NamedStates | None = None,
     ) -> None:
-        self._async_engine, self._prefixes, self._ownership = async_engine, prefixes, ownership
+        self._async_engine, self._prefixes, self._holding = async_engine, prefixes, holding
         self._states = states
-        self.loader = SessionLoader(async_engine, elsewhere, ownership)
+        self.loader = SessionLoader(async_engine, elsewhere, holding)
 
     async def start(self, continues: bool = False) -> None:
         """After the async engine has started. ``continues``: what was left unfinished continues."""
-        if self._ownership is not None:
-            await self._ownership.start(self, continues)
+        if self._holding is not None:
+            await self._holding.start(self, continues)
         if continues:
             await self.continue_unfinished()
 
@@ -159,9 +159,9 @@ class Sessions:
         for session, owner in await self._async_engine.ask_store(lambda store: store.unfinished()):
             try:
                 # What others have left may be asked for while this replica runs its own.
-                if self._ownership is None or not await self.loader.is_here(session, owner):
+                if self._holding is None or not await self.loader.is_here(session, owner):
                     await self.continue_unattended(session, owner, "never")
-            except OwnedElsewhere:
+            except HeldElsewhere:
                 continue  # another replica was quicker
             except RequestError as error:  # no reason not to serve the others
                 logger.error("session %s could not be continued: %s", session, error)
@@ -325,14 +325,14 @@ class Sessions:
     @property
     def are_shared(self) -> bool:
         """Whether other replicas may add to the logs of the sessions."""
-        return self._ownership is not None
+        return self._holding is not None
 
     # Other replicas
 
     async def give(
         self, session: str, owner: str, handover: Handover
     ) -> SessionInfo | Absent | None:
-        """See `server.sessions.loader.Owned`."""
+        """See `server.sessions.loader.Held`."""
 
         def give(engine: Engine, now: float) -> SessionInfo | None:
             return engine.kept.give(session, owner, handover, now)
@@ -355,7 +355,7 @@ class Sessions:
 
     async def _confirm(self, session: str, owner: str) -> None:
         """Raises `StoreError` where another replica may have continued the session."""
-        if self._ownership is not None:
+        if self._holding is not None:
             await self.read(session, owner, MAX_SEQ, 1)
 
     async def _past(self, session: str, owner: str, at: int) -> Past:

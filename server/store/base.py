@@ -88,8 +88,8 @@ class StoreInUse(StoreError):
     code = "store_in_use"
 
 
-class OwnedElsewhere(StoreError):
-    """Another replica owns the session, the one with the key ``replica``."""
+class HeldElsewhere(StoreError):
+    """Another replica holds the session, the one with the key ``replica``."""
 
     code = "session_elsewhere"
 

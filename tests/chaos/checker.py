@@ -1,4 +1,4 @@
-"""Whether what clients saw of all sessions can be the story of one owner after another.
+"""Whether what clients saw of all sessions can be the story of one holder after another.
 
 Of each session, over all connections to all replicas: the same event wherever it
 was seen twice, no hole, all of the log and nothing else, the events that a server
@@ -49,7 +49,7 @@ def problems(
     finished = set(finished)
     found += holes(union)
     found += never_delivered(union, log, finished)
-    found += two_owners(recording.attachments)
+    found += two_holders(recording.attachments)
     found += other_tokens(union, log, recording.scripts, expected)
     found += unfinished(union, recording.scripts, expected, finished)
     found += strangers(recording.scripts, log.keys() - lost)
@@ -93,12 +93,12 @@ def never_delivered(union: Union, log: Log, finished: Set[str]) -> Iterator[Prob
                     yield Problem("never delivered", session, epoch, event.seq, None, str(event))
 
 
-def two_owners(attachments: Iterable[Attachment]) -> Iterator[Problem]:
+def two_holders(attachments: Iterable[Attachment]) -> Iterator[Problem]:
     """No replica makes events of a session that another one, or a reader, has taken over.
 
-    The replica that answers that the log ends at L is the owner then. Who was attached
+    The replica that answers that the log ends at L is the holder then. Who was attached
     before may still bring events up to L, late, but none after it: those are made
-    by the new owner, and read by the new reader.
+    by the new holder, and read by the new reader.
     """
     by_session: defaultdict[Key, list[Attachment]] = defaultdict(list)
     for attachment in attachments:
@@ -114,7 +114,7 @@ def two_owners(attachments: Iterable[Attachment]) -> Iterator[Problem]:
                     f" {former.log_end}, {former.answered_s:.3f} s, but {later.name} was attached"
                     f" to {later.replica} since event {later.log_end}, {later.answered_s:.3f} s"
                 )
-                kind = "two readers" if same else "two owners"
+                kind = "two readers" if same else "two holders"
                 yield _problem(kind, former, former.last_seq, detail)
 
 

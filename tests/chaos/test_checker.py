@@ -61,7 +61,7 @@ def good_run() -> tuple[Run, Attachment, Attachment, Attachment]:
     return run, first, second, third
 
 
-def test_late_events_of_a_former_owner_are_allowed_if_it_made_them() -> None:
+def test_late_events_of_a_former_holder_are_allowed_if_it_made_them() -> None:
     run, *_ = good_run()
     assert run.kinds() == set()
 
@@ -85,7 +85,7 @@ def duplicate(run: Run, first: Attachment, second: Attachment, third: Attachment
     run.see(third, 13)
 
 
-def former_owner_goes_on(
+def former_holder_goes_on(
     run: Run, first: Attachment, second: Attachment, third: Attachment
 ) -> None:
     run.see(first, 6)
@@ -135,7 +135,7 @@ def begun_twice(run: Run, first: Attachment, second: Attachment, third: Attachme
     [
         (gap, "gap"),
         (duplicate, "duplicate"),
-        (former_owner_goes_on, "two owners"),
+        (former_holder_goes_on, "two holders"),
         (former_reader_is_served, "two readers"),
         (other_token, "other event"),
         (other_token, "differs from the log"),
@@ -176,14 +176,14 @@ def test_lost_store_may_have_a_session_unknown_to_clients() -> None:
     assert run.kinds() == set()
 
 
-def test_two_that_make_the_same_events_are_two_owners() -> None:
+def test_two_that_make_the_same_events_are_two_holders() -> None:
     """Both tell the same, as they would from one seed; still only one of them may."""
     run = new_run()
     first, second = run.attach("A", 0, 0), run.attach("B", 0, 0)
     run.see(first, 1, 2)
     run.see(second, *range(1, 14))
     run.see(first, 3)
-    assert run.kinds() == {"two owners"}
+    assert run.kinds() == {"two holders"}
 
 
 def test_all_tokens_may_be_alike_over_replicas_and_unlike_the_run_without_faults() -> None:

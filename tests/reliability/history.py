@@ -1,9 +1,9 @@
 """What every client saw of every session, held against the log and against itself.
 
-A test records each attachment and each event of its readers, and who owned a
+A test records each attachment and each event of its readers, and who held a
 session from which event on. `History.problems` then names every gap, duplicate,
 rewrite, event that was sent and is not in the log, and sender that was no longer
-the owner. Nothing depends on time: only on the order within one reader.
+the holder. Nothing depends on time: only on the order within one reader.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def event_of_entry(entry: TokenEvent | Finished) -> Event:
 
 
 class _Attached(NamedTuple):
-    """From here on a reader's events come from ``owner`` and follow ``after_seq``."""
+    """From here on a reader's events come from ``holder`` and follow ``after_seq``."""
 
-    owner: str
+    holder: str
     epoch: Epoch
     after_seq: int
 
@@ -80,7 +80,7 @@ class _Attached(NamedTuple):
 class _Delivery(NamedTuple):
     """An event as a reader got it, with the number that it should have had."""
 
-    owner: str
+    holder: str
     epoch: Epoch
     expected_seq: int
     event: Event
@@ -94,9 +94,9 @@ class Reader:
     session: str
     _records: list[_Attached | Event] = field(default_factory=list)
 
-    def attach(self, epoch: Epoch, after_seq: int, owner: str = "server") -> None:
-        """A connection to ``owner`` begins; the next event must be ``after_seq`` + 1."""
-        self._records.append(_Attached(owner, epoch, after_seq))
+    def attach(self, epoch: Epoch, after_seq: int, holder: str = "server") -> None:
+        """A connection to ``holder`` begins; the next event must be ``after_seq`` + 1."""
+        self._records.append(_Attached(holder, epoch, after_seq))
 
     def saw(self, event: Event) -> None:
         """An event has come. Call `attach` before the first one."""
@@ -128,16 +128,16 @@ class Reader:
                 attached, expected = record, record.after_seq + 1
                 continue
             assert attached is not None
-            yield _Delivery(attached.owner, attached.epoch, expected, record)
+            yield _Delivery(attached.holder, attached.epoch, expected, record)
             expected = record.seq + 1
 
 
 class History:
-    """All readers of a run, and the ownership of its sessions."""
+    """All readers of a run, and who held its sessions."""
 
     def __init__(self) -> None:
         self.readers: list[Reader] = []
-        self._ownership: defaultdict[str, list[tuple[str, Epoch, int]]] = defaultdict(list)
+        self._held: defaultdict[str, list[tuple[str, Epoch, int]]] = defaultdict(list)
 
     def reader(self, name: str, session: str) -> Reader:
         """A new reader, of which this history knows."""
@@ -145,13 +145,13 @@ class History:
         self.readers.append(reader)
         return reader
 
-    def owned(self, session: str, owner: str, epoch: Epoch, after_seq: int) -> None:
-        """``owner`` took the session over when the log ended at ``after_seq``.
+    def held(self, session: str, holder: str, epoch: Epoch, after_seq: int) -> None:
+        """``holder`` took the session over when the log ended at ``after_seq``.
 
-        The owner before it may still deliver what was logged until then, and
+        The holder before it may still deliver what was logged until then, and
         nothing after it.
         """
-        self._ownership[session].append((owner, epoch, after_seq))
+        self._held[session].append((holder, epoch, after_seq))
 
     def problems(
         self,
@@ -173,7 +173,7 @@ class History:
             found += _sequence(reader)
             found += _epochs(reader)
             found += _against_log(reader, log)
-            found += _senders(reader, self._ownership[reader.session])
+            found += _senders(reader, self._held[reader.session])
             if complete:
                 found += _missing(reader, log)
         return found
@@ -254,7 +254,7 @@ def _against_log(reader: Reader, log: Log) -> Iterator[Problem]:
 
 
 def _senders(reader: Reader, spans: Sequence[tuple[str, Epoch, int]]) -> Iterator[Problem]:
-    """A sender may repeat what earlier owners made, and nothing that a later owner made."""
+    """A sender may repeat what earlier holders made, and nothing that a later holder made."""
     for delivery in reader.deliveries():
         event = delivery.event
         maker = max(
@@ -267,10 +267,10 @@ def _senders(reader: Reader, spans: Sequence[tuple[str, Epoch, int]]) -> Iterato
         )
         if maker is None:
             continue
-        if delivery.owner not in {owner for owner, _, _ in spans[maker:]}:
-            detail = f"{delivery.owner} sent it, the owner is {spans[maker][0]}"
+        if delivery.holder not in {holder for holder, _, _ in spans[maker:]}:
+            detail = f"{delivery.holder} sent it, the holder is {spans[maker][0]}"
             where = (reader.session, delivery.epoch, event.seq, reader.name)
-            yield Problem("two owners", *where, detail)
+            yield Problem("two holders", *where, detail)
 
 
 def _missing(reader: Reader, log: Log) -> Iterator[Problem]:

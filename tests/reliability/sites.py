@@ -17,7 +17,7 @@ from tests.reliability.servers import ServerProcess, eventually
 from tests.reliability.streams import End, KeptStream, log_of_store, run_all
 from tests.stopping import stop
 
-#: Above the interval in which an owner shows that it lives.
+#: Above the interval in which a holder shows that it lives.
 LEASE = {"EVERSTREAM_STORE_LEASE_S": "4"}
 
 

@@ -89,7 +89,7 @@ class KeptStream:
     async def run(
         self,
         url: str,
-        owner: str = "server",
+        holder: str = "server",
         take_over: bool = False,
         headers: Mapping[str, str] | None = None,
         num_tokens: int | None = None,
@@ -107,7 +107,7 @@ class KeptStream:
                 self._socket = socket
                 await ask(socket, **self._question(take_over))
                 self.has_asked = True
-                end = await self._read(socket, owner, num_tokens)
+                end = await self._read(socket, holder, num_tokens)
                 if end == "migrate":
                     await socket.wait_closed()
                     self.close_code = socket.close_code
@@ -136,13 +136,13 @@ class KeptStream:
         question = {"type": "resume", "request_id": self.name, **place}
         return {**question, "take_over": True} if take_over else question
 
-    async def _read(self, socket: ClientConnection, owner: str, num_tokens: int | None) -> End:
+    async def _read(self, socket: ClientConnection, holder: str, num_tokens: int | None) -> End:
         num_read = 0
         async for message in socket:
             frame = checked(message)
             self.frames.append(frame)
             if frame["type"] in ("started", "resumed"):
-                self._attach(frame, owner)
+                self._attach(frame, holder)
             elif frame["type"] == "token":
                 assert self.reader is not None, frame
                 self.reader.saw_frame(frame)
@@ -158,11 +158,11 @@ class KeptStream:
                 return frame["type"]  # type: ignore[no-any-return]
         return "broken"
 
-    def _attach(self, frame: Frame, owner: str) -> None:
+    def _attach(self, frame: Frame, holder: str) -> None:
         if self.reader is None:
             self.reader = self._history.reader(self.name, frame["session"])
         self.epoch = frame["epoch"]
-        self.reader.attach(self.epoch, frame.get("seq", 0), owner)
+        self.reader.attach(self.epoch, frame.get("seq", 0), holder)
 
 
 async def run_all(streams: Iterable[KeptStream], url: str, **options: Any) -> list[End]:

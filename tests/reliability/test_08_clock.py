@@ -83,19 +83,19 @@ def test_clock_does_not_run_backwards() -> None:
 
 
 @pytest.mark.parametrize("jump_s", [-DAY_S, DAY_S])
-def test_no_lease_is_stolen_from_an_owner_whose_clock_differs(
+def test_no_lease_is_stolen_from_an_holder_whose_clock_differs(
     tmp_path: Path, jump_s: float
 ) -> None:
-    owner = opened(tmp_path)
+    holder = opened(tmp_path)
     beats = iter(range(10))
 
-    def owner_beats(_: float) -> None:
-        owner.maintain(jump_s + next(beats))
+    def holder_beats(_: float) -> None:
+        holder.maintain(jump_s + next(beats))
 
     with pytest.raises(StoreInUse, match=str(os.getpid())):
-        open_store(tmp_path, IDENTITY, waiting=Waiting(10.0, lambda: 0.0, owner_beats))
-    owner.commit([Writer().opened()])
-    owner.close()
+        open_store(tmp_path, IDENTITY, waiting=Waiting(10.0, lambda: 0.0, holder_beats))
+    holder.commit([Writer().opened()])
+    holder.close()
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)

@@ -58,7 +58,7 @@ async def winner_of(site: Site, pair: tuple[KeptStream, KeptStream]) -> KeptStre
 
 
 async def test_after_a_crash_one_of_two_wins_and_misses_nothing(site: Site) -> None:
-    """The sessions are in the store and have no owner, and both ask for them."""
+    """The sessions are in the store and have no holder, and both ask for them."""
     history, odometer = History(), Odometer()
     streams = kept_streams(NUM_SESSIONS, history, odometer, max_tokens=ENDLESS)
     running = asyncio.create_task(run_all(streams, site.servers[0].stream_url))
@@ -93,8 +93,8 @@ async def test_second_reader_gets_409_until_it_takes_over(site: Site) -> None:
         assert resumed["type"] == "resumed", resumed
         rival = history.reader("rival", stream.session)
         rival.attach(resumed["epoch"], 0, "second")
-        history.owned(stream.session, "first", resumed["epoch"], 0)
-        history.owned(stream.session, "second", resumed["epoch"], resumed["last_seq"])
+        history.held(stream.session, "first", resumed["epoch"], 0)
+        history.held(stream.session, "second", resumed["epoch"], resumed["last_seq"])
         while rival.last_seq < resumed["last_seq"] + 100:
             rival.saw_frame(await answer(socket))
         # The first one is told, by an error or by being sent where the session went.

@@ -31,7 +31,7 @@ NUM_STREAMS = 4
 
 
 async def test_sessions_continue_after_the_store_is_back(site: Site, long: bool) -> None:
-    """No session continues meanwhile, and afterwards each has one owner again."""
+    """No session continues meanwhile, and afterwards each has one holder again."""
     history, odometer = History(), Odometer()
     streams = kept_streams(NUM_STREAMS, history, odometer, max_tokens=ENDLESS)
     running = asyncio.create_task(run_spread(site, streams))

@@ -27,21 +27,21 @@ from tests.reliability.history import (
 
 @dataclass
 class Run:
-    """Nothing went wrong in it: two sessions, readers that resumed, owners that changed."""
+    """Nothing went wrong in it: two sessions, readers that resumed, holders that changed."""
 
     log: dict[tuple[str, Epoch], list[Event]]
-    readers: list[list[tuple[str, Epoch, int, list[Event]]]]  # owner, epoch, after, events
-    owned: list[tuple[str, str, Epoch, int]]
+    readers: list[list[tuple[str, Epoch, int, list[Event]]]]  # holder, epoch, after, events
+    held: list[tuple[str, str, Epoch, int]]
     sessions: list[str]
 
     def history(self) -> History:
         history = History()
-        for span in self.owned:
-            history.owned(*span)
+        for span in self.held:
+            history.held(*span)
         for index, attachments in enumerate(self.readers):
             reader = history.reader(f"r{index}", self.sessions[index])
-            for owner, epoch, after_seq, events in attachments:
-                reader.attach(epoch, after_seq, owner)
+            for holder, epoch, after_seq, events in attachments:
+                reader.attach(epoch, after_seq, holder)
                 for event in events:
                     reader.saw(event)
         return history
@@ -63,16 +63,16 @@ def good_run(rng: random.Random) -> Run:
         run.log[session, epoch] = events
         changes = sorted(rng.sample(range(1, len(events) - 1), 2))
         spans = [("A", 0), ("B", changes[0]), ("C", changes[1])]
-        run.owned += [(session, owner, epoch, after_seq) for owner, after_seq in spans]
+        run.held += [(session, holder, epoch, after_seq) for holder, after_seq in spans]
         for _ in range(2):
             run.sessions.append(session)
             run.readers.append([])
             at = 0
-            for index, (owner, _) in enumerate(spans):
-                # Each owner is read up to somewhere before the next one's first event.
+            for index, (holder, _) in enumerate(spans):
+                # Each holder is read up to somewhere before the next one's first event.
                 logged = spans[index + 1][1] if index < 2 else len(events)
                 upto = logged if index == 2 else rng.randint(max(at, 1), logged)
-                run.readers[-1].append((owner, epoch, at, events[at:upto]))
+                run.readers[-1].append((holder, epoch, at, events[at:upto]))
                 at = upto
     return run
 
@@ -132,10 +132,10 @@ def repeat_an_event(run: Run, rng: random.Random) -> tuple[str, int, str | None]
 
 def repeat_after_a_resume(run: Run, rng: random.Random) -> tuple[str, int, str | None]:
     reader = rng.randrange(len(run.readers))
-    owner, epoch, after_seq, events = run.readers[reader][2]
+    holder, epoch, after_seq, events = run.readers[reader][2]
     key = (run.sessions[reader], epoch)
     again = run.log[key][after_seq - 1]
-    run.readers[reader][2] = (owner, epoch, after_seq, [again, *events])
+    run.readers[reader][2] = (holder, epoch, after_seq, [again, *events])
     return "duplicate", again.seq, f"r{reader}"
 
 
@@ -186,8 +186,8 @@ def send_after_losing_the_session(run: Run, rng: random.Random) -> tuple[str, in
     reader = rng.randrange(len(run.readers))
     _, epoch, after_seq, events = run.readers[reader][2]
     run.readers[reader][2] = ("A", epoch, after_seq, events)
-    lost_at = next(span[3] for span in run.owned if span[:2] == (run.sessions[reader], "B"))
-    return "two owners", max(events[0].seq, lost_at + 1), f"r{reader}"
+    lost_at = next(span[3] for span in run.held if span[:2] == (run.sessions[reader], "B"))
+    return "two holders", max(events[0].seq, lost_at + 1), f"r{reader}"
 
 
 def go_back_to_an_old_epoch(run: Run, rng: random.Random) -> tuple[str, int, str | None]:
@@ -217,8 +217,8 @@ def log_a_position_twice(run: Run, rng: random.Random) -> tuple[str, int, str | 
 
 
 def set_events(run: Run, reader: int, attachment: int, events: list[Event]) -> None:
-    owner, epoch, after_seq, _ = run.readers[reader][attachment]
-    run.readers[reader][attachment] = (owner, epoch, after_seq, events)
+    holder, epoch, after_seq, _ = run.readers[reader][attachment]
+    run.readers[reader][attachment] = (holder, epoch, after_seq, events)
 
 
 FAULTS: list[Fault] = [

@@ -68,7 +68,7 @@ class SharedLog(Log):
         return None
 
     def disown(self, heads: Iterable[Head]) -> None:
-        """Gives up the ownership of ``heads``, whose entries must all be in the tables."""
+        """Lets go of ``heads``, whose entries must all be in the tables."""
         gone = list(heads)
         assert not any(head.tail for head in gone), gone
         keys = [head.key for head in gone]

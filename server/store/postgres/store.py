@@ -15,8 +15,8 @@ from server.engine.session import Deleted, Record, Saved
 from server.errors import SessionNotFound
 from server.store.base import (
     Chunk,
+    HeldElsewhere,
     Loaded,
-    OwnedElsewhere,
     RecordRefused,
     StoreError,
     StoreFailed,
@@ -97,14 +97,14 @@ def away(connection: SharedConnection, session: str, owner: str) -> tuple[int | 
 def taken(
     connection: SharedConnection, session: str, owner: str, at: int | None
 ) -> tuple[Head, Loaded]:
-    """A session of no replica becomes this one's, if it can be loaded. Raises `OwnedElsewhere`."""
+    """A session of no replica becomes this one's, if it can be loaded. Raises `HeldElsewhere`."""
     try:
         # The engine continues with it before the next commit: that it is ours must last.
         with connection.database.transaction():
             while (head := connection.log.take(session, owner)) is None:
                 holder, _ = away(connection, session, owner)
                 if holder is not None:
-                    raise OwnedElsewhere(holder)
+                    raise HeldElsewhere(holder)
             return head, loaded(connection, head, (), at)
     except BaseException:
         connection.log.heads.pop(session, None)
@@ -351,7 +351,7 @@ R = TypeVar("R")
 class PostgresStore(TableStore):
     """See `server.store.base.Store` for what it does of that.
 
-    A session that another replica has is `OwnedElsewhere`. ``presence`` and ``key`` are this
+    A session that another replica has is `HeldElsewhere`. ``presence`` and ``key`` are this
     replica's, of the store that it is connected to.
     """
 
@@ -413,7 +413,7 @@ class PostgresStore(TableStore):
     def load(self, session: str, owner: str, at: int | None = None) -> Loaded:
         """All of a session is for its holder alone. One that no replica holds is this one's then.
 
-        Raises `OwnedElsewhere`.
+        Raises `HeldElsewhere`.
         """
         with self._link.connected() as connection:
             self._rounds.forgotten.discard(session)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from server.store.base import OwnedElsewhere
+from server.store.base import HeldElsewhere
 from server.store.postgres.store import PostgresStore
 from tests.pgbouncer import PgBouncer, needs_pgbouncer
 from tests.postgres import Postgres
@@ -48,6 +48,6 @@ def test_session_that_was_taken_stays_taken(postgres: Postgres, join: Join) -> N
     one.release("s1")
     other.load("s1", "ann")
     crash(postgres)
-    with pytest.raises(OwnedElsewhere):
+    with pytest.raises(HeldElsewhere):
         one.load("s1", "ann")
     other.commit([*writer.turn(3)])

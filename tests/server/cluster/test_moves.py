@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from server.cluster import shared
-from server.cluster.shared import PostgresOwnership
+from server.cluster.shared import PostgresHolding
 from server.engine.types import Event, Failed, Finished, Migrated, TokenEvent
 from server.errors import SessionAttached, SessionNotFound
 from server.runtime.async_engine import AsyncEngine
@@ -19,7 +19,7 @@ from server.runtime.queues import EventQueue
 from server.sessions.idempotency import IdempotencyKeys, KeyInUse
 from server.sessions.loader import Cursor
 from server.sessions.sessions import Sessions
-from server.store.base import OwnedElsewhere
+from server.store.base import HeldElsewhere
 from server.store.postgres.store import PostgresStore
 from tests.fakes import STORY, FakeEngine
 from tests.reliability.servers import STUCK_S
@@ -41,8 +41,8 @@ async def replica(url: str) -> AsyncIterator[Replica]:
     store = PostgresStore(fake_place(url))
     engine = FakeEngine(can_evict=True, new_id=lambda: f"sess_{secrets.token_hex(16)}")
     async with driving(engine, store=store) as async_engine:
-        shared = PostgresOwnership(async_engine, store)
-        sessions = Sessions(async_engine, ownership=shared)
+        shared = PostgresHolding(async_engine, store)
+        sessions = Sessions(async_engine, holding=shared)
         keys = IdempotencyKeys(async_engine, sessions, shared)
         await sessions.start()
         yield Replica(async_engine, sessions, keys, store, engine)
@@ -96,7 +96,7 @@ def seqs(events: list[Event]) -> list[int]:
     return [event.seq for event in events if isinstance(event, TokenEvent)]
 
 
-async def test_idle_session_moves_without_asking_its_owner(database_url: str) -> None:
+async def test_idle_session_moves_without_asking_its_holder(database_url: str) -> None:
     async with replicas(database_url) as (one, other):
         end = (await run(one.sessions, request("r", 5, keep=True)))[-1]
         assert isinstance(end, Finished)
@@ -213,7 +213,7 @@ async def test_sessions_of_a_dead_replica_are_taken_on_request(
                 try:
                     events = await resume(other, session, 0)
                     break
-                except (OwnedElsewhere, SessionAttached):
+                except (HeldElsewhere, SessionAttached):
                     continue
         assert seqs(events) == list(range(1, len(events) + 1))
         async with asyncio.timeout(STUCK_S):
@@ -227,7 +227,7 @@ async def test_silent_replica_is_an_error_after_a_timeout(
     async with replicas(database_url) as (one, other):
         session, event_queue = await begin(one)
         one.store.listen(lambda message: None, lambda key: None)
-        with pytest.raises(OwnedElsewhere):
+        with pytest.raises(HeldElsewhere):
             await other.sessions.cancel(session, "me")
         await tokens(event_queue, 3)
 

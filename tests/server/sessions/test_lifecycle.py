@@ -19,18 +19,18 @@ from server.engine.types import Event
 from server.errors import RequestError
 from server.runtime.async_engine import AsyncEngine
 from server.runtime.queues import EventQueue
-from server.sessions.loader import Cursor, Handover, Owned
+from server.sessions.loader import Cursor, Handover, Held
 from server.sessions.sessions import Sessions
-from server.store.base import Loaded, OwnedElsewhere, StoreFailed
+from server.store.base import HeldElsewhere, Loaded, StoreFailed
 from tests.fakes import FakeEngine
 from tests.server.failing_store import FailingStore
 from tests.server.running_engine import driving, request
 
 #: One after the other they take every row of the table.
 EVERY_TRANSITION = (
-    *("LOAD", "FAIL", "LOAD", "OWNED_ELSEWHERE", "FAIL", "OPEN", "BEGIN", "PARK", "UNPARK"),
+    *("LOAD", "FAIL", "LOAD", "HELD_ELSEWHERE", "FAIL", "OPEN", "BEGIN", "PARK", "UNPARK"),
     *("FINISH", "BEGIN", "PARK", "FINISH", "EVICT", "LOAD", "RESTORE", "BEGIN", "PARK"),
-    *("EVICT", "LOAD", "OWNED_ELSEWHERE", "HANDED_OVER", "RESTORE_UNFINISHED", "FINISH"),
+    *("EVICT", "LOAD", "HELD_ELSEWHERE", "HANDED_OVER", "RESTORE_UNFINISHED", "FINISH"),
     "CLOSE",
 )
 
@@ -57,13 +57,13 @@ class GatedStore(FailingStore):
 
 
 class AnotherReplica:
-    """An `Ownership` whose other replica answers when the test says so."""
+    """A `Holding` whose other replica answers when the test says so."""
 
     def __init__(self) -> None:
         self.is_asked = asyncio.Event()
         self.answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def start(self, owned: Owned, continues: bool) -> None: ...
+    async def start(self, held: Held, continues: bool) -> None: ...
 
     async def acquire(self, session: str, owner: str, replica: int, handover: Handover) -> None:
         self.answer = asyncio.get_running_loop().create_future()
@@ -151,14 +151,14 @@ class Walk:
         assert self._loading is not None
         if self._replica.is_asked.is_set():
             self._replica.is_asked.clear()
-            self._replica.answer.set_exception(OwnedElsewhere(7))
+            self._replica.answer.set_exception(HeldElsewhere(7))
         else:
             self._store.reply(StoreFailed("the disk is away for a moment"))
-        with pytest.raises((OwnedElsewhere, StoreFailed)):
+        with pytest.raises((HeldElsewhere, StoreFailed)):
             await self._loading
 
-    async def _owned_elsewhere(self) -> None:
-        self._store.reply(OwnedElsewhere(7))
+    async def _held_elsewhere(self) -> None:
+        self._store.reply(HeldElsewhere(7))
         await self._replica.is_asked.wait()
 
     async def _handed_over(self) -> None:
@@ -225,7 +225,7 @@ async def walk() -> AsyncIterator[Walk]:
         FakeEngine(can_evict=True, max_detached_tokens=10**9), store=store
     ) as async_engine:
         replica = AnotherReplica()
-        walk = Walk(async_engine, Sessions(async_engine, ownership=replica), store, replica)
+        walk = Walk(async_engine, Sessions(async_engine, holding=replica), store, replica)
         yield walk
         await walk.end()
         assert not async_engine.died.is_set()

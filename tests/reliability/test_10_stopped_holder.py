@@ -1,4 +1,4 @@
-"""10: the owner is stopped past its lease, another takes over, the first wakes: it is shut out."""
+"""10: the holder is stopped past its lease, another takes over, the first wakes: it is shut out."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ async def endless(socket: ClientConnection) -> None:
 
 
 def check_inheritance(heirs: Sequence[Heir], history: History, log: Log, model: Path) -> None:
-    """The first owner's readers heard nothing after the second took over, and all is one text."""
+    """The first holder's readers heard nothing after the second took over, and all is one text."""
     for heir in heirs:
         stream = heir.stream
         assert stream.ends == ["broken"] or stream.frames[-1]["error"]["code"] == "store_taken"
         (epoch,) = {epoch for session, epoch in log if session == stream.session}
-        history.owned(stream.session, "first", epoch, 0)
-        history.owned(stream.session, "second", epoch, heir.taken_over_at)
+        history.held(stream.session, "first", epoch, 0)
+        history.held(stream.session, "second", epoch, heir.taken_over_at)
     history.check(log, complete=False)
     soloist = Soloist(model)
     for (session, _), events in log.items():
@@ -104,11 +104,11 @@ def server_at(folder: Path) -> Iterator[ServerProcess]:
         server.close()
 
 
-async def test_fenced_owner_writes_nothing_sends_nothing_and_exits(site: Site) -> None:
+async def test_fenced_holder_writes_nothing_sends_nothing_and_exits(site: Site) -> None:
     history, odometer = History(), Odometer()
     streams = kept_streams(4, history, odometer, max_tokens=ENDLESS)
     url = site.servers[0].stream_url
-    reading = asyncio.create_task(run_all(streams, url, owner="first"))
+    reading = asyncio.create_task(run_all(streams, url, holder="first"))
     async with socket_of(url) as bystander:
         await endless(bystander)
         await odometer.reach(400)
@@ -124,7 +124,7 @@ async def test_fenced_owner_writes_nothing_sends_nothing_and_exits(site: Site) -
     check_inheritance(heirs, history, await site.log(), site.model)
 
 
-async def test_owner_stopped_within_a_commit_keeps_the_store(tmp_path: Path) -> None:
+async def test_holder_stopped_within_a_commit_keeps_the_store(tmp_path: Path) -> None:
     """Locks of the database outlast every lease: the other one gives up, and nothing is lost."""
     model = write_model(tmp_path / "model")
     history, odometer = History(), Odometer()
@@ -144,7 +144,7 @@ async def test_owner_stopped_within_a_commit_keeps_the_store(tmp_path: Path) -> 
     history.check(log_of_store(tmp_path / "store", model))
 
 
-def test_store_of_a_living_owner_is_refused_by_name(tmp_path: Path) -> None:
+def test_store_of_a_living_holder_is_refused_by_name(tmp_path: Path) -> None:
     write_model(tmp_path / "model")
     with server_at(tmp_path) as first, server_at(tmp_path) as second:
         first.start()

@@ -11,7 +11,7 @@ import pytest
 from server.engine.types import TokenEvent
 from server.errors import SessionNotFound
 from server.runtime.async_engine import STALL_S
-from server.store.base import Fenced, OwnedElsewhere, StoreFailed, StoreLost
+from server.store.base import Fenced, HeldElsewhere, StoreFailed, StoreLost
 from server.store.postgres import database, link, store
 from tests.postgres import STUCK_S, Postgres
 from tests.server.cluster.stores import Join, check_whole, linked
@@ -28,7 +28,7 @@ def test_owned_session_cannot_be_loaded_by_another(join: Join) -> None:
     one, other = join(), join()
     writer = Writer()
     one.commit([writer.opened(), *writer.turn(3)])
-    with pytest.raises(OwnedElsewhere) as held:
+    with pytest.raises(HeldElsewhere) as held:
         other.load("s1", "ann")
     assert held.value.replica == one.key
 
@@ -68,11 +68,11 @@ def test_evicted_session_continues_at_another_replica(join: Join, num_tokens: in
     assert loaded.value.state.data.tolist() == block(writer.value.position).data.tolist()
     other.commit([*writer.tokens(2)])
     check_whole(other, writer)
-    with pytest.raises(OwnedElsewhere):
+    with pytest.raises(HeldElsewhere):
         one.load("s1", "ann")
 
 
-def test_former_owner_cannot_write_to_a_session(join: Join) -> None:
+def test_former_holder_cannot_write_to_a_session(join: Join) -> None:
     one, other = join(), join()
     writer = Writer()
     one.commit([writer.opened(), writer.saved(evicted=True)])
@@ -112,7 +112,7 @@ def test_session_can_move_back_and_forth(join: Join) -> None:
 
 
 class TestReclaim:
-    def test_sessions_of_a_dead_replica_have_no_owner(self, join: Join) -> None:
+    def test_sessions_of_a_dead_replica_have_no_holder(self, join: Join) -> None:
         one, other = join(), join()
         writer = Writer()
         in_ticks(one, [writer.opened(), *writer.turn(700), writer.accepted(), *writer.tokens(3)])
@@ -186,7 +186,7 @@ class TestReclaim:
         assert other.reclaim(one.key)
         assert not third.reclaim(one.key)
 
-    def test_session_that_it_released_stays_with_the_new_owner(self, join: Join) -> None:
+    def test_session_that_it_released_stays_with_the_new_holder(self, join: Join) -> None:
         """Its journal still has the session's first entries, numbered as only it understands."""
         one, other, third = join(), join(), join()
         writer = Writer()
@@ -295,7 +295,7 @@ class TestDatabase:
         )
         in_ticks(one, writer.turn(3))
         check_whole(one, writer)
-        with pytest.raises(OwnedElsewhere):
+        with pytest.raises(HeldElsewhere):
             other.load("s1", "ann")
 
     def test_unacknowledged_commit_is_undone_and_retried(self, join: Join) -> None:
@@ -335,7 +335,7 @@ class TestDatabase:
         one.load("s2", "ann")
         one.maintain(0.0)
         check_whole(other, writer)
-        with pytest.raises(OwnedElsewhere):
+        with pytest.raises(HeldElsewhere):
             other.load("s2", "ann")
 
     def test_hanging_database_is_waited_for_once_and_connected_to_once(
