@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 
 from benchmarks.decode.shapes import SIZES
 from benchmarks.machine import available_bytes, resident_bytes
-from benchmarks.pages.speed import capacity_table
 from benchmarks.probe import MAX_REQUESTS, Probe
 from benchmarks.report import Figures, Result, command_line
 from benchmarks.serve.processes import text_checkpoint
+from benchmarks.studies.pages.speed import capacity_table
 from model.state import StateLayout, kv_cache_bytes_per_token
 from server.cli.inspect import format_bytes
 from server.engine.types import SamplingParams, TokenEvent

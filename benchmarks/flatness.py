@@ -19,9 +19,9 @@ import torch
 
 from benchmarks.decode.softmax import Peer, peers
 from benchmarks.machine import resident_bytes
-from benchmarks.pages.speed import flatness_table
 from benchmarks.probe import OWNER, Probe
 from benchmarks.report import Figures, Result, command_line, show_figures
+from benchmarks.studies.pages.speed import flatness_table
 from model.state import kv_cache_bytes_per_token
 from model.weights import num_parameters
 from server.cli.inspect import format_bytes

@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.training`` trains models of 6M parameters on the text of ``docs/`` for a few
 steps each, with the kernels of `model.ops.fused` and without them, taking turns. It writes
-``benchmarks/results/training.json``; ``python -m benchmarks.pages`` puts that into
+``benchmarks/results/training.json``; ``python -m benchmarks.studies.pages`` puts that into
 ``docs/contribute/training.md``.
 
 Besides tokens per second there are tokens per second of processor time, which other work on the

@@ -31,9 +31,9 @@ from benchmarks.decode.report import figures_of, measure
 from benchmarks.decode.roofline import Rates
 from benchmarks.decode.worker import Worker
 from benchmarks.machine import machine
-from benchmarks.pages.models import OURS, PEERS, RESULT, speed_tables
 from benchmarks.process import exit_on_sigterm
 from benchmarks.report import Figures, Result, command_line, read_result
+from benchmarks.studies.pages.models import OURS, PEERS, RESULT, speed_tables
 
 CONTENDERS = {
     "everstream": "benchmarks.checkpoints.contenders:FromFile",

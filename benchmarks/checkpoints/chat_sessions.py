@@ -17,9 +17,9 @@ from benchmarks.checkpoints.__main__ import CHAT
 from benchmarks.decode.peers import Point
 from benchmarks.decode.worker import Worker
 from benchmarks.machine import resident_bytes
-from benchmarks.pages.models import CHAT_SESSIONS, OURS, PEERS
 from benchmarks.process import exit_on_sigterm
 from benchmarks.report import Figures, Result, command_line, show_figures
+from benchmarks.studies.pages.models import CHAT_SESSIONS, OURS, PEERS
 from model.state import StateLayout
 
 #: What one session takes, by those who have it: a state, or keys and values of all tokens.

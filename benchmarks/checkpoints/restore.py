@@ -19,10 +19,10 @@ import httpx
 import numpy as np
 
 from benchmarks.checkpoints.shapes import CONFIGS, file_of
-from benchmarks.pages.models import RESTORE
 from benchmarks.process import LOCAL, PeerProcess, ServerProcess, exit_on_sigterm
 from benchmarks.report import Figures, Result, command_line
 from benchmarks.sessions.server import first_token_s
+from benchmarks.studies.pages.models import RESTORE
 from clients.python import Client
 
 PIECE = 4096

@@ -22,13 +22,13 @@ import numpy as np
 
 from benchmarks.checkpoints.shapes import CONFIGS, file_of
 from benchmarks.machine import peak_bytes, resident_bytes
-from benchmarks.pages.models import SIZES
 from benchmarks.process import ServerProcess, exit_on_sigterm
 from benchmarks.report import Figures, Result, command_line
 from benchmarks.serve.__main__ import load
 from benchmarks.serve.processes import OURS, Target
 from benchmarks.sessions.server import first_token_s
 from benchmarks.sessions.sleeping import make
+from benchmarks.studies.pages.models import SIZES
 from clients.python import Client, Session
 from model.state import StateLayout
 from model.weights import num_parameters

@@ -14,11 +14,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.checkpoints.shapes import CONFIGS, file_of
-from benchmarks.pages.models import SOCKETS
 from benchmarks.process import PeerProcess, ServerProcess, exit_on_sigterm
 from benchmarks.report import Figures, Result, command_line
 from benchmarks.serve.__main__ import measure, medians, ratios
 from benchmarks.serve.processes import OURS, Target, llama_command
+from benchmarks.studies.pages.models import SOCKETS
 
 
 def compare(file: Path, dtype: str, options: argparse.Namespace) -> Figures:

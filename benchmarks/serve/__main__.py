@@ -23,7 +23,6 @@ from pathlib import Path
 
 from benchmarks.decode.shapes import SIZES
 from benchmarks.machine import cpu_seconds, resident_bytes
-from benchmarks.pages.speed import serve_table
 from benchmarks.process import ROOT, exit_on_sigterm
 from benchmarks.report import Figures, Result, command_line
 from benchmarks.serve.processes import (
@@ -34,6 +33,7 @@ from benchmarks.serve.processes import (
     start_ours,
     start_peer,
 )
+from benchmarks.studies.pages.speed import serve_table
 
 WARM_UP_TOKENS = 16
 #: Above this part of a core the load generator may be what is measured.

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from benchmarks.machine import thread_seconds
-from benchmarks.pages.speed import first_token_table, server_cost_table
 from benchmarks.process import ServerProcess, exit_on_sigterm
 from benchmarks.report import Figures, Result, command_line
 from benchmarks.server_cost.first_token import first_tokens
+from benchmarks.studies.pages.speed import first_token_table, server_cost_table
 from benchmarks.websocket import TEXT, frame, handshake
 from benchmarks.wire import Counter, Opening, connect, post
 from tests.fakes import MODEL

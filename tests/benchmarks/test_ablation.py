@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.mechanisms import conversion, language, plan
-from benchmarks.mechanisms.ablation import listed, named, run_jobs
-from benchmarks.mechanisms.folder import Folder, RunError, read_results
-from benchmarks.mechanisms.gather import seed_deviation
-from benchmarks.mechanisms.plan import Job, jobs, matched_size, seconds
-from benchmarks.mechanisms.recall import NOTHING
-from benchmarks.mechanisms.specs import FAMILIES, SIZES, Spec, state_bytes
-from benchmarks.pages import ablation
+from benchmarks.studies.mechanisms import conversion, language, plan
+from benchmarks.studies.mechanisms.ablation import listed, named, run_jobs
+from benchmarks.studies.mechanisms.folder import Folder, RunError, read_results
+from benchmarks.studies.mechanisms.gather import seed_deviation
+from benchmarks.studies.mechanisms.plan import Job, jobs, matched_size, seconds
+from benchmarks.studies.mechanisms.recall import NOTHING
+from benchmarks.studies.mechanisms.specs import FAMILIES, SIZES, Spec, state_bytes
+from benchmarks.studies.pages import ablation
 from model.weights import num_parameters
 from tests.tiny import TEXT
 

@@ -10,8 +10,8 @@ from benchmarks.checkpoints import chat
 from benchmarks.checkpoints.__main__ import arguments
 from benchmarks.checkpoints.llama_state import repeated
 from benchmarks.decode.peers import Point
-from benchmarks.pages.models import chat_session_table, chat_table, table
 from benchmarks.report import Figures
+from benchmarks.studies.pages.models import chat_session_table, chat_table, table
 from model.state import StateLayout
 
 

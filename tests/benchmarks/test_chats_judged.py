@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.chats.judged import count, orders, sheet
+from benchmarks.studies.chats.judged import count, orders, sheet
 
 CHATS = [
     {"questions": [f"q{n}"], "answers": {"ours": [f"one {n}"], "theirs": [f"two {n}"]}}

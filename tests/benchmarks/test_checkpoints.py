@@ -16,8 +16,8 @@ from benchmarks.decode.peers import Measured, Opened, Point
 from benchmarks.decode.report import Row, Turns, figures_of
 from benchmarks.decode.roofline import ITEM_BYTES, Cost, runtime_dtype
 from benchmarks.machine import machine
-from benchmarks.pages.models import full_table, summary_table, table
 from benchmarks.report import Figures, write_result
+from benchmarks.studies.pages.models import full_table, summary_table, table
 from model.families.rwkv7.config import Rwkv7Config
 from model.state import StateLayout
 from model.weights import num_parameters

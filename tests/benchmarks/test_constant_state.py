@@ -9,8 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.constant_state.__main__ import FILLER, NAMES, TEXTS, bits_per_byte, main, recall
-from benchmarks.constant_state.subjects import Subject, equal_window, subjects
+from benchmarks.studies.constant_state.__main__ import (
+    FILLER,
+    NAMES,
+    TEXTS,
+    bits_per_byte,
+    main,
+    recall,
+)
+from benchmarks.studies.constant_state.subjects import Subject, equal_window, subjects
 from model.convert.linearize import measure
 from model.evaluation import documents
 from model.families.llama.config import LayerPlan, LlamaConfig

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.drift.__main__ import Reader, growth, narrow, pieces, simulate, unscaled
-from benchmarks.drift.layers import HEAD_DIM, NAMES, make_layer, sums
+from benchmarks.studies.drift.__main__ import Reader, growth, narrow, pieces, simulate, unscaled
+from benchmarks.studies.drift.layers import HEAD_DIM, NAMES, make_layer, sums
 
 
 def generator(seed: int = 0) -> torch.Generator:

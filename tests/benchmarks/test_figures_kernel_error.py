@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from benchmarks.kernel_error import (
+from benchmarks.studies.kernel_error import (
     KINDS,
     Error,
     Setting,

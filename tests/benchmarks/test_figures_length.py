@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.length import (
+from benchmarks.studies.length import (
     Point,
     crossing,
     crossings,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import linearized
-from benchmarks.linearized import SWAPS, Swapped, rows
+from benchmarks.studies import linearized
+from benchmarks.studies.linearized import SWAPS, Swapped, rows
 from model.convert.linearize.plan import window_plan
 from tests.model.convert.linearize.test_files import write_llama
 from tests.model.convert.linearize.tiny import SHAPE, tiny_ids, tiny_llama

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from benchmarks.decode.models import own_parameters
-from benchmarks.mechanisms import __main__ as mechanisms
-from benchmarks.mechanisms import quality, recall
-from benchmarks.mechanisms.folder import Folder
-from benchmarks.mechanisms.gather import competitors
-from benchmarks.mechanisms.specs import SIZES, Spec, all_specs, state_bytes
-from benchmarks.pages import ablation, comparison
 from benchmarks.report import read_result
+from benchmarks.studies.mechanisms import __main__ as mechanisms
+from benchmarks.studies.mechanisms import quality, recall
+from benchmarks.studies.mechanisms.folder import Folder
+from benchmarks.studies.mechanisms.gather import competitors
+from benchmarks.studies.mechanisms.specs import SIZES, Spec, all_specs, state_bytes
+from benchmarks.studies.pages import ablation, comparison
 from model.attention import MECHANISMS
 from model.config import ConfigError
 from model.training.evaluate import Mode, evaluate

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.model_card.__main__ import CURVE, NUM_SAMPLES, PAGE, card, samples
-from benchmarks.model_card.facts import (
+from benchmarks.studies.model_card.__main__ import CURVE, NUM_SAMPLES, PAGE, card, samples
+from benchmarks.studies.model_card.facts import (
     CREDITS,
     CREDITS_OF_DATA,
     NUM_POINTS,

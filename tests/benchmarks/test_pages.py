@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.decode.shapes import SIZES
-from benchmarks.pages import bundled, scale, speed
-from benchmarks.pages.__main__ import PAGES, rendered
 from benchmarks.process import ROOT
 from benchmarks.report import read_result
+from benchmarks.studies.pages import bundled, scale, speed
+from benchmarks.studies.pages.__main__ import PAGES, rendered
 from tests.docs.pages import flowed, page, rows
 
 

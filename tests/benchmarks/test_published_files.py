@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.pages.models import published_file_table
 from benchmarks.published_files import FILES, RESULT, compared, found_below, is_equal, next_to
 from benchmarks.report import read_result
+from benchmarks.studies.pages.models import published_file_table
 from model.checkpoint import load_checkpoint
 from tests.rwkv7 import SHAPES, published
 from tests.rwkv_cpp import rwkv_cpp_tensors, write_rwkv_cpp

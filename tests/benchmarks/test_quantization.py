@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.quantization.__main__ import WINDOW, main, make_job, with_losses
+from benchmarks.studies.quantization.__main__ import WINDOW, main, make_job, with_losses
 from model.native.runtime import Runtime
 from model.quantization.evaluate import evaluate
 from tests.tiny import TEXT, tiny_checkpoint, tiny_tokenizer, write_model

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from benchmarks.pages.speculation import TEXTS, tables
 from benchmarks.report import RESULTS, read_result
 from benchmarks.speculation.__main__ import Bench, Round, gains, in_turn
 from benchmarks.speculation.texts import NUM_RECORDS, SCHEMA, Text, records, story, texts
+from benchmarks.studies.pages.speculation import TEXTS, tables
 from model.native.runtime import built
 from server.engine.drafts import DraftCosts, SuffixDrafter
 from server.models.backend import open_backend

@@ -1,6 +1,6 @@
 """Results that a page states in sentences, each with the file and the key that it rests on.
 
-``benchmarks/claims/<page>.toml`` has three parts:
+``benchmarks/studies/claims/<page>.toml`` has three parts:
 
 - ``values``     names of figures: a file of benchmarks/results and a path into it;
 - ``claims``     a sentence of the page in full, and what must hold for it: ``0.098 = EXPRESSION``,
@@ -30,7 +30,7 @@ from typing import Any
 
 from benchmarks.report import RESULTS, read_result
 
-CLAIMS = RESULTS.parent / "claims"
+CLAIMS = RESULTS.parent / "studies" / "claims"
 #: What an expression may call besides the values.
 FUNCTIONS: dict[str, Any] = {
     function.__name__: function

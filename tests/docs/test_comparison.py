@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from benchmarks.mechanisms import language, plan
-from benchmarks.mechanisms.__main__ import arguments
-from benchmarks.mechanisms.folder import Folder
-from benchmarks.mechanisms.specs import Spec
-from benchmarks.pages.comparison import RESULT
 from benchmarks.report import read_result
+from benchmarks.studies.mechanisms import language, plan
+from benchmarks.studies.mechanisms.__main__ import arguments
+from benchmarks.studies.mechanisms.folder import Folder
+from benchmarks.studies.mechanisms.specs import Spec
+from benchmarks.studies.pages.comparison import RESULT
 from model.attention import MECHANISMS
 from tests.docs.pages import DOCS
 
@@ -24,9 +24,8 @@ def test_every_mechanism_was_compared() -> None:
 
 def test_command_of_the_page_makes_every_run() -> None:
     page = (DOCS / "contribute/comparison-tables.md").read_text(encoding="utf-8")
-    command = page[page.index("python -m benchmarks.mechanisms ablation") :].partition("\npython")[
-        0
-    ]
+    begin = page.index("python -m benchmarks.studies.mechanisms ablation")
+    command = page[begin:].partition("\npython")[0]
     options = arguments(shlex.split(command.replace("\\\n", " "))[3:])
     recipe = language.Recipe(
         tuple(options.data),

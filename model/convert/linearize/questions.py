@@ -1,6 +1,6 @@
 """Questions that chats for training begin with and continue.
 
-None is a question of `benchmarks/chats/questions.json`, by which conversions are judged.
+None is a question of `benchmarks/studies/chats/questions.json`, by which conversions are judged.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from benchmarks.drift.__main__ import Float64
+from benchmarks.studies.drift.__main__ import Float64
 from model.architectures.network import ModelState, Network, model_of
 from model.attention.base import State
 from model.native.runtime import DTYPES, Runtime, levels

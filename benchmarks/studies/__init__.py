@@ -1,0 +1,1 @@
+"""The laboratory: what mechanisms and models are worth, and pages made from results."""
