@@ -47,7 +47,8 @@ class Repository:
 
     ``wrong`` are files whose second half is not what the hub states. The first downloads of one in
     ``broken`` end after so many bytes, or are refused for 0. ``stated`` replaces sizes and digests
-    of LFS files in the listing. No file is sent before ``num_readers`` have listed it.
+    of LFS files in the listing. No file is sent before ``num_readers`` have listed it. ``etags``
+    and ``commits`` replace those in the answers for a file.
     """
 
     files: dict[str, bytes]
@@ -56,6 +57,8 @@ class Repository:
     broken: dict[str, list[int]] = field(default_factory=dict)
     stated: dict[str, dict[str, object]] = field(default_factory=dict)
     num_readers: int = 1
+    etags: dict[str, str] = field(default_factory=dict)
+    commits: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.was_listed = threading.Event()
@@ -228,8 +231,9 @@ class _Handler(BaseHTTPRequestHandler):
         if path not in repository.files:
             self._refuse(HTTPStatus.NOT_FOUND, "EntryNotFound")
             return
-        data, etag = repository.files[path], repository.etag(path)
-        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": repository.commit}
+        data, etag = repository.files[path], repository.etags.get(path, repository.etag(path))
+        commit = repository.commits.get(path, repository.commit)
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit}
         if len(data) >= LFS_BYTES and self.server.origin == "hub":
             headers |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(data))}
             query = f"?{BEGINNING}" if is_beginning else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from model import foreign
@@ -21,7 +21,7 @@ from model.weights.folder import weight_files
 from model.weights.gguf_file import part_names, part_paths
 
 if TYPE_CHECKING:
-    from huggingface_hub import CachedRepoInfo, HFCacheInfo
+    from huggingface_hub import CachedFileInfo, CachedRepoInfo, HFCacheInfo
 
 #: The forms of an adapter, with its base on disk and without.
 ADAPTED, NOT_PULLED = "adapter", "not pulled"
@@ -97,23 +97,15 @@ def remove(text: str) -> int:
     if name is None or name.revision != MAIN:
         raise CheckpointError(f"{text}: only a pulled OWNER/NAME[:FILE] can be removed")
     cache = _cache()
-    repo = next((repo for repo in _repositories(cache) if repo.repo_id == name.repository), None)
-    if repo is None or cache is None:
-        raise CheckpointError(f"{text}: nothing is on disk")
-    files = [
-        file
-        for revision in repo.revisions
-        for file in revision.files
-        if _is_of(name, _path_in(revision.snapshot_path, file.file_path))
-    ]
-    if name.file is not None and not files:
-        raise CheckpointError(f"{text}: nothing is on disk")
+    repos = [repo for repo in _repositories(cache) if repo.repo_id == name.repository]
     if name.file is not None:
-        plan = cache.delete_files(*files)
+        plan = cache.delete_files(*(file for repo in repos for file in _files_of(name, repo)))
     else:
         # Of this repository alone: one that was renamed has the same commits.
-        commits = [revision.commit_hash for revision in repo.revisions]
-        plan = replace(cache, repos=frozenset([repo])).delete_revisions(*commits)
+        commits = [revision.commit_hash for repo in repos for revision in repo.revisions]
+        plan = replace(cache, repos=frozenset(repos)).delete_revisions(*commits)
+    if not plan.files and not plan.repos:
+        raise CheckpointError(f"{text}: nothing is on disk")
     plan.execute()
     for path in (*plan.repos, *plan.blobs):
         if path.exists():
@@ -130,18 +122,18 @@ def num_bytes(model: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def _cache() -> HFCacheInfo | None:
-    from huggingface_hub import CacheNotFound, scan_cache_dir
+def _cache() -> HFCacheInfo:
+    from huggingface_hub import CacheNotFound, HFCacheInfo, scan_cache_dir
 
     try:
         return scan_cache_dir()
     except CacheNotFound:
-        return None
+        return HFCacheInfo(0, repos=frozenset(), incomplete_files=frozenset(), warnings=[])
 
 
-def _repositories(cache: HFCacheInfo | None) -> list[CachedRepoInfo]:
+def _repositories(cache: HFCacheInfo) -> list[CachedRepoInfo]:
     """Every repository of models, in the order of names."""
-    found = [] if cache is None else [r for r in cache.repos if r.repo_type == "model"]
+    found = [repo for repo in cache.repos if repo.repo_type == "model"]
     return sorted(found, key=lambda repo: repo.repo_id)
 
 
@@ -169,11 +161,15 @@ def _path_in(snapshot: Path, file: Path) -> str:
     return file.relative_to(snapshot).as_posix()
 
 
-def _is_of(name: HubName, path: str) -> bool:
-    """Whether a file is one that ``name`` says, or in a folder that it says."""
-    if name.file is None:
-        return True
-    return any(path == part or path.startswith(f"{part}/") for part in part_names(name.file))
+def _files_of(name: HubName, repo: CachedRepoInfo) -> Iterator[CachedFileInfo]:
+    """The parts of the file that ``name`` says, or what is in the folder that it says."""
+    assert name.file is not None
+    parts = [PurePosixPath(part) for part in part_names(name.file)]
+    for revision in repo.revisions:
+        for file in revision.files:
+            path = PurePosixPath(_path_in(revision.snapshot_path, file.file_path))
+            if any(path.is_relative_to(part) for part in parts):
+                yield file
 
 
 def _is_whole_folder(folder: Path) -> bool:

@@ -6,10 +6,8 @@ Files lie in the cache of the hub's library, which other programs share; the lib
 from __future__ import annotations
 
 import logging
-import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from model.hub.beginnings import check_beginnings
 from model.hub.listing import HubFile, Listing, choose, size_text
@@ -22,10 +20,8 @@ from model.weights.folder import weight_files
 logger = logging.getLogger("everstream.hub")
 
 
-class Say(Protocol):
-    """Tells the user what happens, in a line."""
-
-    def __call__(self, line: str, /) -> object: ...
+#: Tells the user what happens, in a line.
+Say = Callable[[str], object]
 
 
 def local_or_pulled(name: HubName) -> Path:
@@ -63,7 +59,9 @@ def pull(name: HubName, say: Say) -> Path:
 def _link_unchanged(listing: Listing) -> None:
     """What was pulled of an earlier commit, and is the same in this one, stays usable."""
     before = snapshot_of(listing.name)
-    for file in listing.files.values() if before is not None else ():
+    if before is None:
+        return
+    for file in listing.files.values():
         if (before / file.path).is_file() and cached(listing, file) is None:
             link_unchanged(listing, file)
 
@@ -72,7 +70,6 @@ def _download(listing: Listing, files: Sequence[HubFile], say: Say) -> list[Path
     missing = [file for file in files if cached(listing, file) is None]
     if missing:
         num_bytes = sum(file.num_bytes for file in missing)
-        _check_space(num_bytes)
         what = missing[0].path if len(missing) == 1 else f"{len(missing)} files"
         say(f"{listing.name.repository}: downloading {what}, {size_text(num_bytes)}")
     paths = []
@@ -81,19 +78,6 @@ def _download(listing: Listing, files: Sequence[HubFile], say: Say) -> list[Path
         if file in missing:
             say(f"{file.path}: {size_text(file.num_bytes)}, digest verified")
     return paths
-
-
-def _check_space(num_bytes: int) -> None:
-    """Raises `CheckpointError` where the library would only warn, and OSError."""
-    from huggingface_hub import constants
-
-    cache = Path(constants.HF_HUB_CACHE)
-    cache.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(cache).free
-    if num_bytes > free:
-        raise CheckpointError(
-            f"{cache}: {size_text(num_bytes)} are needed, {size_text(free)} are free"
-        )
 
 
 def _shards(

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from model.hub.listing import HubFile, Listing
 from model.hub.names import COMMIT, HubName, is_safe_path
@@ -30,6 +30,8 @@ _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 #: A digest of this length is SHA-256 of the content; git's has 40.
 _SHA256_CHARS = 64
 _BLOCK = 1 << 20
+#: Headers that the library makes paths in the cache of, without a check.
+_NAMING = ("ETag", "X-Linked-Etag", "X-Repo-Commit")
 
 
 def read_listing(name: HubName) -> Listing:
@@ -143,10 +145,28 @@ def _digest(path: Path, file: HubFile) -> str:
 def _failures_as_lines(name: HubName, path: str | None = None) -> Iterator[None]:
     what = f"{name}" if path is None else f"{name.repository}: {path}"
     try:
+        _guard_session()
         yield
     except Exception as error:  # of an HTTP library, and which one depends on the hub's version
         reason = _reason(error, name)
         raise CheckpointError(f"{what} is not available from the hub: {reason}") from error
+
+
+def _guard_session() -> None:
+    """Has each answer checked by `_refuse_paths`, once."""
+    from huggingface_hub import get_session
+
+    session = get_session()
+    hooks = session.event_hooks
+    if _refuse_paths not in hooks["response"]:
+        session.event_hooks = {**hooks, "response": [*hooks["response"], _refuse_paths]}
+
+
+def _refuse_paths(response: Any) -> None:
+    for header in _NAMING:
+        value = response.headers.get(header, "").removeprefix("W/")
+        if "/" in value or "\\" in value or ".." in value:
+            raise ValueError(f"its {header} is {value!r:.80}")
 
 
 def _reason(error: Exception, name: HubName) -> str:

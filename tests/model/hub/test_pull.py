@@ -135,11 +135,16 @@ def test_file_without_a_place_or_a_digest_is_passed_over(
     assert [path.name for path in cache.rglob("*out*")] == []
 
 
-def test_file_that_does_not_fit_the_disk_is_not_begun(everstream: Commands, hub: Hub) -> None:
-    hub.repositories["owner/huge"] = Repository({"huge.pth": bytes(5000)})
-    hub.repositories["owner/huge"].stated = {"huge.pth": {"size": 10**14}}
-    assert "100 TB are needed" in everstream.refused("pull", "owner/huge")
-    assert hub.gets() == []
+@pytest.mark.parametrize("num_bytes", [100, 5000], ids=["small", "large"])
+@pytest.mark.parametrize("what", ["etags", "commits"])
+def test_header_that_would_name_a_file_elsewhere_is_refused(
+    everstream: Commands, hub: Hub, cache: Path, what: str, num_bytes: int
+) -> None:
+    repository = hub.repositories["owner/bad"] = Repository({"a.pth": bytes(num_bytes)})
+    setattr(repository, what, {"a.pth": "../../../../escaped"})
+    message = everstream.refused("pull", "owner/bad")
+    assert "owner/bad: a.pth is not available from the hub: its " in message
+    assert list(cache.parent.rglob("*escaped*")) == []
 
 
 def test_two_pulls_of_one_file_share_the_download(
