@@ -1,6 +1,6 @@
 """A model hub on loopback: the part of the protocol that downloads use.
 
-Model info with sizes and digests, and files by HEAD and GET with ranges. Large files are
+Model info with sizes and digests, trees, and files by HEAD and GET from a byte on. Large files are
 redirected to a second origin, as the hub's are to its storage. Every request is recorded.
 """
 
@@ -22,36 +22,43 @@ from urllib.parse import unquote, urlsplit
 #: Files of at least so many bytes are LFS files.
 LFS_BYTES = 4096
 TOKEN = "hf_token_of_a_test"
+#: The query of a redirect of a GET.
+BEGINNING = "beginning"
 
 
 class Asked(NamedTuple):
-    """A request: ``start`` is the first byte of a range, ``stop`` the one behind it if stated."""
+    """A request: ``start`` is the first byte of a range.
+
+    A large file is asked for at the hub by who reads its beginning; a download has asked by HEAD
+    where it is, and goes there.
+    """
 
     origin: str
     method: str
     path: str
     start: int
     token: str | None
-    stop: int | None = None
+    is_beginning: bool = False
 
 
 @dataclass
 class Repository:
     """A repository of one commit, called ``main`` and ``v1``.
 
-    ``wrong`` are files whose second half is not what the hub states. A GET of one in ``broken``
-    ends after so many bytes, and all further ones are refused. ``stated`` replaces sizes and
-    digests of LFS files in the listing. No file is sent before ``num_readers`` have listed it.
-    With ``ignores_ranges`` every answer is the whole file.
+    ``wrong`` are files whose second half is not what the hub states. The first downloads of one in
+    ``broken`` end after so many bytes, or are refused for 0. ``stated`` replaces sizes and digests
+    of LFS files in the listing. No file is sent before ``num_readers`` have listed it. ``etags``
+    and ``commits`` replace those in the answers for a file.
     """
 
     files: dict[str, bytes]
     gated: bool = False
     wrong: set[str] = field(default_factory=set)
-    broken: dict[str, int] = field(default_factory=dict)
+    broken: dict[str, list[int]] = field(default_factory=dict)
     stated: dict[str, dict[str, object]] = field(default_factory=dict)
     num_readers: int = 1
-    ignores_ranges: bool = False
+    etags: dict[str, str] = field(default_factory=dict)
+    commits: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.was_listed = threading.Event()
@@ -118,16 +125,15 @@ class Hub:
         return sent
 
     def gets_so_far(self) -> list[tuple[str, int]]:
-        """The same, and remembers. Ranges with an end are left out: `beginnings` has them."""
-        asked = [each for each in self.asked if each.method == "GET" and each.stop is None]
+        """The same, and remembers. Beginnings are left out."""
+        asked = [each for each in self.asked if each.method == "GET" and not each.is_beginning]
         sent = [(each.path, each.start) for each in asked]
         files = {path for repository in self.repositories.values() for path in repository.files}
         return [(path, start) for path, start in dict.fromkeys(sent) if path in files]
 
-    def beginnings(self) -> list[tuple[str, int, int]]:
-        """Path, first byte and the one behind the last, of each range that was asked for."""
-        asked = [each for each in self.asked if each.origin == "hub" and each.stop is not None]
-        return [(each.path, each.start, each.stop or 0) for each in asked]
+    def beginnings(self) -> list[str]:
+        """The files whose beginning was read."""
+        return [each.path for each in self.asked if each.is_beginning and each.origin == "hub"]
 
     def clear(self) -> None:
         """Forgets the repositories and what was asked."""
@@ -180,7 +186,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         parts = [unquote(part) for part in urlsplit(self.path).path.split("/")[1:]]
         if parts[:2] == ["api", "models"]:
-            self._info("/".join(parts[2:4]), parts[5] if parts[4:5] == ["revision"] else "main")
+            name, what = "/".join(parts[2:4]), parts[4:5]
+            if what == ["tree"]:
+                self._tree(name, parts[5], "".join(parts[6:7]))
+            else:
+                self._info(name, parts[5] if what == ["revision"] else "main")
         else:
             self._file("/".join(parts[:2]), parts[3], "/".join(parts[4:]))
 
@@ -196,11 +206,23 @@ class _Handler(BaseHTTPRequestHandler):
         body = {"id": name, "sha": repository.commit, "siblings": repository.listing()}
         self._send(HTTPStatus.OK, json.dumps(body).encode(), {"Content-Type": "application/json"})
 
-    def _file(self, name: str, revision: str, path: str) -> None:
-        first, _, last = (self.headers.get("Range") or "bytes=0-")[6:].partition("-")
-        start, stop = int(first), int(last) + 1 if last else None
-        self._record(path, start, stop)
+    def _tree(self, name: str, revision: str, folder: str) -> None:
+        self._record(self.path, 0)
         repository = self._find(name, revision)
+        if repository is None:
+            return
+        is_recursive = "recursive=true" in self.path.lower()
+        body = json.dumps(_tree_of(repository, folder, is_recursive)).encode()
+        self._send(HTTPStatus.OK, body, {"Content-Type": "application/json"})
+
+    def _file(self, name: str, revision: str, path: str) -> None:
+        start = int((self.headers.get("Range") or "bytes=0-")[6:].partition("-")[0])
+        repository = self._find(name, revision)
+        is_large = repository is not None and len(repository.files.get(path, b"")) >= LFS_BYTES
+        is_beginning = urlsplit(self.path).query == BEGINNING
+        if is_large and self.server.origin == "hub" and self.command == "GET":
+            is_beginning = True
+        self._record(path, start, is_beginning)
         if repository is None:
             return
         if repository.gated and self._token() != TOKEN and self.server.origin == "hub":
@@ -209,33 +231,29 @@ class _Handler(BaseHTTPRequestHandler):
         if path not in repository.files:
             self._refuse(HTTPStatus.NOT_FOUND, "EntryNotFound")
             return
-        data, etag = repository.files[path], repository.etag(path)
-        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": repository.commit}
+        data, etag = repository.files[path], repository.etags.get(path, repository.etag(path))
+        commit = repository.commits.get(path, repository.commit)
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit}
         if len(data) >= LFS_BYTES and self.server.origin == "hub":
             headers |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(data))}
-            headers["Location"] = f"{self.server.hub.storage_url}{self.path}"
+            query = f"?{BEGINNING}" if is_beginning else ""
+            headers["Location"] = f"{self.server.hub.storage_url}{self.path}{query}"
             self._send(HTTPStatus.FOUND, b"", headers)
             return
         repository.was_listed.wait()
         if path in repository.wrong:
             middle = len(data) // 2  # a header comes whole
             data = data[:middle] + bytes(len(data) - middle)
-        if repository.ignores_ranges:
-            start, stop = 0, None
-        is_part = start > 0 or stop is not None
-        if is_part:
-            last_byte = len(data) - 1 if stop is None else stop - 1
-            headers["Content-Range"] = f"bytes {start}-{last_byte}/{len(data)}"
-        status = HTTPStatus.PARTIAL_CONTENT if is_part else HTTPStatus.OK
-        limit = self._limit(repository, path) if stop is None else None
-        self._send(status, data[start:stop], headers, limit)
+        if start > 0:
+            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+        status = HTTPStatus.PARTIAL_CONTENT if start > 0 else HTTPStatus.OK
+        limit = None if is_beginning else self._limit(repository, path)
+        self._send(status, data[start:], headers, limit)
 
     def _limit(self, repository: Repository, path: str) -> int | None:
         """How many bytes this answer has before the connection breaks."""
-        limit = repository.broken.get(path)
-        if limit is not None:
-            repository.broken[path] = 0
-        return limit
+        limits = repository.broken.get(path)
+        return limits.pop(0) if limits else None
 
     def _find(self, name: str, revision: str) -> Repository | None:
         repository = self.server.hub.repositories.get(name)
@@ -246,8 +264,8 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         return repository
 
-    def _record(self, path: str, start: int, stop: int | None = None) -> None:
-        asked = Asked(self.server.origin, self.command, path, start, self._token(), stop)
+    def _record(self, path: str, start: int, is_beginning: bool = False) -> None:
+        asked = Asked(self.server.origin, self.command, path, start, self._token(), is_beginning)
         self.server.hub.asked.append(asked)
 
     def _token(self) -> str | None:
@@ -288,6 +306,30 @@ def _sibling(repository: Repository, path: str) -> dict[str, object]:
     lfs |= repository.stated.get(path, {})
     file = {"rfilename": path, "size": lfs["size"], "blobId": _git_sha1(data)}
     return {**file, "lfs": lfs} if len(data) >= LFS_BYTES else file
+
+
+def _tree_of(repository: Repository, folder: str, is_recursive: bool) -> list[dict[str, object]]:
+    """The files below a folder, or those in it and its folders, as the hub lists them."""
+    entries: dict[str, dict[str, object]] = {}
+    start = f"{folder}/" if folder else ""
+    for path in repository.files:
+        inside = path.removeprefix(start)
+        if not path.startswith(start):
+            continue
+        if "/" in inside and not is_recursive:
+            below = start + inside.partition("/")[0]
+            entries[below] = {"type": "directory", "path": below, "oid": "0" * 40, "size": 0}
+            continue
+        found = _sibling(repository, path)
+        entries[path] = {
+            "type": "file",
+            "path": path,
+            "size": found["size"],
+            "oid": found["blobId"],
+        }
+        if isinstance(lfs := found.get("lfs"), dict):
+            entries[path]["lfs"] = {**lfs, "oid": lfs["sha256"]}
+    return list(entries.values())
 
 
 def _sha256(data: bytes) -> str:

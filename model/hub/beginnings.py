@@ -18,10 +18,8 @@ from model.architectures import config_from_dict
 from model.chat.template import read_chat_template
 from model.checkpoint_files import GGUF_SUFFIX, ST_SUFFIX
 from model.files import ConfigError
-from model.hub.cache import Repository
-from model.hub.fetch import is_fetched
-from model.hub.listing import Choice, HubFile, Listing
-from model.hub.remote import read_range
+from model.hub.listing import HubFile, Listing
+from model.hub.remote import cached, opened
 from model.tokenization.gguf import read_gguf_codec
 from model.tokenizer import FILES as TOKENIZER_FILES
 from model.tokenizer import Tokenizer, TokenizerError
@@ -32,36 +30,31 @@ from model.weights.folder import read_weights
 LENGTH_BYTES, MAX_HEADER_BYTES = 8, 100_000_000
 #: Of a GGUF file, whose beginning has no stated length: nearly always enough, and always.
 GGUF_BYTES = (4 << 20, 64 << 20)
-SAFETENSORS = (Path(WEIGHTS).suffix, ST_SUFFIX)
+#: How much to read of a file, by its suffix; 0 is a safetensors header.
+SIZES = {Path(WEIGHTS).suffix: (0,), ST_SUFFIX: (0,), GGUF_SUFFIX: GGUF_BYTES}
 
 
 def check_beginnings(
-    listing: Listing, place: Repository, choice: Choice, weights: Sequence[HubFile]
+    listing: Listing, small: Sequence[Path], weights: Sequence[HubFile], is_folder: bool
 ) -> None:
-    """Raises `CheckpointError` for a model that cannot be served; ``choice.small`` are on disk."""
-    suffix = PurePosixPath(weights[0].path).suffix
+    """Raises `CheckpointError` for a model that cannot be served; ``small`` are on disk."""
     with tempfile.TemporaryDirectory(prefix="everstream-") as name:
         room = Path(name)
-        for file in choice.small:
-            source = place.snapshot(listing.commit) / file.path
-            (room / source.name).symlink_to(source.resolve())
-        sizes: tuple[int, ...] = (
-            (0,) if suffix in SAFETENSORS else GGUF_BYTES if suffix == GGUF_SUFFIX else ()
-        )
-        is_folder = choice.folder is not None
+        for file in small:
+            (room / file.name).symlink_to(file.resolve())
         if is_folder:
             with _named(listing, room):
-                _tokenizer(room)
-                read_chat_template(room)
+                _check_small(room)
+        sizes = SIZES.get(PurePosixPath(weights[0].path).suffix, ())
         for size in sizes:
-            for file in weights:
-                _begin(listing, place, file, size, room)
+            for part in weights:
+                _begin(listing, part, size, room)
             try:
                 with _named(listing, room):
                     _check(room, weights[0], is_folder)
                 return
             except CheckpointError:
-                if size == sizes[-1] or all(file.num_bytes <= size for file in weights):
+                if size == sizes[-1] or all(part.num_bytes <= size for part in weights):
                     raise
 
 
@@ -75,22 +68,29 @@ def _named(listing: Listing, room: Path) -> Iterator[None]:
         raise CheckpointError(f"{listing.name}: {message}") from error
 
 
-def _begin(listing: Listing, place: Repository, file: HubFile, size: int, room: Path) -> None:
+def _begin(listing: Listing, file: HubFile, size: int, room: Path) -> None:
     """Puts a file with the beginning of ``file`` into ``room``: ``size`` bytes, 0 for a header."""
     path = room / PurePosixPath(file.path).name
     path.unlink(missing_ok=True)
-    if is_fetched(place, file):
-        path.symlink_to((place.blobs / file.digest).resolve())  # the cache's may be relative
+    if (whole := cached(listing, file)) is not None:
+        path.symlink_to(whole.resolve())
         return
-    end = min(size or LENGTH_BYTES, file.num_bytes)
-    data = read_range(listing, file, 0, end)
-    if not size:
-        end += min(int.from_bytes(data, "little"), MAX_HEADER_BYTES)
-        end = min(end, file.num_bytes)
-        data += read_range(listing, file, len(data), end)
+    with opened(listing, file) as stream:
+        data = stream.read(size or LENGTH_BYTES)
+        if not size:
+            data += stream.read(min(int.from_bytes(data, "little"), MAX_HEADER_BYTES))
     with path.open("wb") as out:
         out.write(data)
         out.truncate(file.num_bytes)
+
+
+def _check_small(folder: Path) -> None:
+    """Raises what loading would for a config, a tokenizer and a chat template."""
+    values = foreign.read_config(folder)
+    if not foreign.is_foreign(values.get("model_type")):
+        config_from_dict(values)
+    _tokenizer(folder)
+    read_chat_template(folder)
 
 
 def _check(room: Path, first: HubFile, is_folder: bool) -> None:
@@ -120,8 +120,7 @@ def _tokenizer(folder: Path) -> Tokenizer:
 def _check_folder(folder: Path) -> None:
     values = foreign.read_config(folder)
     if not foreign.is_foreign(values.get("model_type")):
-        config = config_from_dict(values)
-        check_weights(config, read_weights(folder))
+        check_weights(config_from_dict(values), read_weights(folder))
     elif foreign.needs_no_numbers(values["model_type"]):
         tokenizer, weights = _tokenizer(folder), read_weights(folder)
         foreign.read(values, weights, tokenizer.vocab_size, tokenizer.eos_token_id)

@@ -37,7 +37,7 @@ def pull_command(
 ) -> None:
     """Download a model, or the base of one, to serve it from the disk.
 
-    An interrupted download of the hub is resumed. Digests are verified.
+    A pull of the hub that was interrupted keeps the files that are whole. Digests are verified.
     """
     from model.hub.base import has_base
     from model.hub.locate import bundled_or_local

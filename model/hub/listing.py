@@ -8,7 +8,7 @@ folders in others the user chooses one, if there are several.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -43,44 +43,17 @@ class Listing:
     commit: str
     files: Mapping[str, HubFile]
 
-    @property
-    def single_files(self) -> list[HubFile]:
-        """The models that are one file, and the first parts of those that are split."""
-        files = [f for path, f in sorted(self.files.items()) if path.endswith(FILE_SUFFIXES)]
-        return [file for file in files if is_first_part(file.path)]
-
-    @property
-    def folders(self) -> list[str]:
-        """The models that are folders, each with a slash at its end; empty for the repository."""
-        paths = [PurePosixPath(path) for path in self.files]
-        parents = {path.parent.as_posix() for path in paths if path.name in CONFIGS}
-        folders = sorted("" if parent == "." else f"{parent}/" for parent in parents)
-        names = [name for form in FORMS for name in form]
-        return [folder for folder in folders if any(f"{folder}{n}" in self.files for n in names)]
-
-    def num_bytes_in(self, folder: str) -> int:
-        """The size of all files in a folder."""
-        return sum(f.num_bytes for path, f in self.files.items() if path.startswith(folder))
-
-    def parts(self, path: str) -> tuple[HubFile, ...]:
-        """All parts of a file, which has one where it is not split."""
-        for part in part_names(path):
-            if part not in self.files:
-                raise CheckpointError(f"{self.name.repository} has no file {part!r}")
-        return tuple(self.files[part] for part in part_names(path))
-
 
 @dataclass(frozen=True)
 class Choice:
-    """What to fetch: first the small files, then the weights.
+    """What to download: first the small files, then the weights.
 
-    ``weights`` is empty for several files: the index names them.
-    ``folder``, empty or with a slash at its end, is that of a model which has a config.
+    ``weights`` is empty for several files of a folder: the index names them.
     """
 
     small: tuple[HubFile, ...]
     weights: tuple[HubFile, ...]
-    folder: str | None
+    is_folder: bool
 
 
 def choose(listing: Listing) -> Choice:
@@ -88,23 +61,46 @@ def choose(listing: Listing) -> Choice:
 
     Raises `CheckpointError` where there are none, and where the user has to choose.
     """
-    named, folders = listing.name.file, listing.folders
-    if named is not None:
-        is_folder = f"{named}/" in folders
-        return _folder(listing, f"{named}/") if is_folder else _single_file(listing, named)
-    if "" in folders:
-        return _folder(listing, "")
-    paths = [file.path for file in listing.single_files]
-    if not paths and not folders:
+    models = models_in(listing.files)
+    sizes = {path: file.num_bytes for path, file in listing.files.items()}
+    model = only_model(listing.name, models, sizes)
+    if model is None:
         raise CheckpointError(
             f"{listing.name} has no model that can be loaded: neither {CONFIG} with {WEIGHTS}"
             f" (or its index) nor a file {' or '.join(FILE_SUFFIXES)}"
         )
-    if len(paths) + len(folders) > 1:
-        sizes = {path: sum(part.num_bytes for part in listing.parts(path)) for path in paths}
-        sizes |= {folder[:-1]: listing.num_bytes_in(folder) for folder in folders}
-        raise several(listing.name, sizes)
-    return _folder(listing, folders[0]) if folders else _single_file(listing, paths[0])
+    is_folder = model in models and model not in listing.files
+    return _folder(listing, model) if is_folder else _single_file(listing, model)
+
+
+def models_in(paths: Collection[str]) -> list[str]:
+    """The models among files: folders, of which "" is the repository, then single files.
+
+    A file that is split is named by its first part.
+    """
+    there = set(paths)
+    parents = sorted({_parent(path) for path in there if PurePosixPath(path).name in CONFIGS})
+    names = [name for form in FORMS for name in form]
+    folders = [each for each in parents if any(_join(each, name) in there for name in names)]
+    files = [path for path in sorted(there) if path.endswith(FILE_SUFFIXES) and is_first_part(path)]
+    return folders + [path for path in files if there.issuperset(part_names(path))]
+
+
+def only_model(name: HubName, models: Sequence[str], sizes: Mapping[str, int]) -> str | None:
+    """The model that ``name`` says, else the repository, else the one that it has, if any.
+
+    ``sizes`` are those of all files, in bytes. Raises `SeveralModels`.
+    """
+    if name.file is not None:
+        return name.file
+    if "" in models or len(models) < 2:
+        return models[0] if models else None
+    lines = [
+        f"\n  {HubName(name.repository, name.revision, model)}  {size_text(_size(model, sizes))}"
+        for model in models[:MAX_LISTED]
+    ]
+    more = f"\n  and {len(models) - MAX_LISTED} more" if len(models) > MAX_LISTED else ""
+    raise SeveralModels(f"{name} has {len(models)} models; name one of them:{''.join(lines)}{more}")
 
 
 class SeveralModels(CheckpointError):
@@ -112,16 +108,6 @@ class SeveralModels(CheckpointError):
 
     def __init__(self, message: str) -> None:
         ValueError.__init__(self, message)
-
-
-def several(name: HubName, sizes: Mapping[str, int]) -> SeveralModels:
-    """The error that asks for one of several files or folders, with their sizes in bytes."""
-    lines = [
-        f"\n  {HubName(name.repository, name.revision, path)}  {size_text(num_bytes)}"
-        for path, num_bytes in list(sizes.items())[:MAX_LISTED]
-    ]
-    more = f"\n  and {len(sizes) - MAX_LISTED} more" if len(sizes) > MAX_LISTED else ""
-    return SeveralModels(f"{name} has {len(sizes)} models; name one of them:{''.join(lines)}{more}")
 
 
 def size_text(num_bytes: int) -> str:
@@ -134,13 +120,19 @@ def size_text(num_bytes: int) -> str:
     return f"{value:.3g} TB"
 
 
+def _size(model: str, sizes: Mapping[str, int]) -> int:
+    if model in sizes:
+        return sum(sizes[part] for part in part_names(model))
+    return sum(size for path, size in sizes.items() if path.startswith(f"{model}/"))
+
+
 def _folder(listing: Listing, folder: str) -> Choice:
     files, small = listing.files, _companions(listing, folder)
     for one, index in FORMS:
-        if f"{folder}{one}" in files:
-            return Choice(small, (files[f"{folder}{one}"],), folder)
-        if f"{folder}{index}" in files:
-            return Choice((*small, files[f"{folder}{index}"]), (), folder)
+        if (weights := files.get(_join(folder, one))) is not None:
+            return Choice(small, (weights,), is_folder=True)
+        if (named := files.get(_join(folder, index))) is not None:
+            return Choice((*small, named), (), is_folder=True)
     raise AssertionError(folder)
 
 
@@ -150,14 +142,23 @@ def _single_file(listing: Listing, path: str) -> Choice:
             f"{listing.name}: a model in a repository is a file {' or '.join(FILE_SUFFIXES)}, or a"
             f" folder with {CONFIG} and weights"
         )
-    weights = listing.parts(path)
-    folder = path[: -len(PurePosixPath(path).name)]
+    for part in part_names(path):
+        if part not in listing.files:
+            raise CheckpointError(f"{listing.name.repository} has no file {part!r}")
+    weights = tuple(listing.files[part] for part in part_names(path))
     # A GGUF has its tokenizer inside.
-    small = () if path.endswith(GGUF_SUFFIX) else _companions(listing, folder)
-    return Choice(small, weights, None)
+    small = () if path.endswith(GGUF_SUFFIX) else _companions(listing, _parent(path))
+    return Choice(small, weights, is_folder=False)
 
 
 def _companions(listing: Listing, folder: str) -> tuple[HubFile, ...]:
-    """``folder`` is empty or ends with a slash."""
-    paths = [f"{folder}{name}" for name in dict.fromkeys(COMPANIONS)]
+    paths = [_join(folder, name) for name in dict.fromkeys(COMPANIONS)]
     return tuple(listing.files[path] for path in paths if path in listing.files)
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _join(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name

@@ -1,24 +1,27 @@
-"""A model of the hub on this machine's disk: found there, or downloaded."""
+"""A model of the hub on this machine's disk: found there, or downloaded.
+
+Files lie in the cache of the hub's library, which other programs share; the library writes it.
+"""
 
 from __future__ import annotations
 
 import logging
-import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from model import foreign
-from model.architectures import config_from_dict
 from model.hub.beginnings import check_beginnings
-from model.hub.cache import Repository, local, repository
-from model.hub.fetch import Say, fetch, is_fetched, num_bytes_fetched
 from model.hub.listing import HubFile, Listing, choose, size_text
 from model.hub.names import HubName
-from model.hub.remote import read_listing
+from model.hub.on_disk import local, snapshot_of
+from model.hub.remote import cached, download, link_unchanged, read_listing, record_revision
 from model.weights import CheckpointError
 from model.weights.folder import weight_files
 
 logger = logging.getLogger("everstream.hub")
+
+
+#: Tells the user what happens, in a line.
+Say = Callable[[str], object]
 
 
 def local_or_pulled(name: HubName) -> Path:
@@ -33,73 +36,57 @@ def pull(name: HubName, say: Say) -> Path:
     """Downloads what ``name`` needs and is not there, checks it, and returns what to load.
 
     Config, tokenizer and the beginning of the weights are read before the rest of these, so a
-    model that cannot be served costs little.
-    What was there before stays usable until all is there. Raises `CheckpointError` or
-    `ConfigError`.
+    model that cannot be served costs little. What is there is checked too. The revision is
+    recorded last: what was there before stays usable until all is there.
+    Raises `CheckpointError` or `ConfigError`.
     """
     listing = read_listing(name)
     choice = choose(listing)
-    place = repository(name.repository)
     try:
-        place.blobs.mkdir(parents=True, exist_ok=True)
-        _fetch_all(listing, place, choice.small, say)
-        weights = choice.weights
-        if choice.folder is not None:
-            _check_config(place.snapshot(listing.commit) / choice.folder)
-            weights = weights or _shards(listing, place, choice.folder)
-        check_beginnings(listing, place, choice, weights)
-        _fetch_all(listing, place, weights, say)
-        _link_known(listing, place)
-        place.set_revision(name.revision, listing.commit)
+        _link_unchanged(listing)
+        small = _download(listing, choice.small, say)
+        weights = choice.weights or _shards(listing, choice.small, small)
+        check_beginnings(listing, small, weights, choice.is_folder)
+        _download(listing, weights, say)
     except OSError as error:
-        raise CheckpointError(f"{error.filename or place.folder}: {error.strerror}") from error
+        raise CheckpointError(f"{error.filename or name}: {error.strerror}") from error
+    record_revision(name)
     if (found := local(name)) is None:
-        raise CheckpointError(f"{name}: the hub answered with commit {listing.commit}")
+        raise CheckpointError(f"{name} is not commit {listing.commit} any more: pull it again")
     return found
 
 
-def _fetch_all(listing: Listing, place: Repository, files: Sequence[HubFile], say: Say) -> None:
-    missing = [file for file in files if not is_fetched(place, file)]
-    _check_space(place, missing)
-    if missing:
-        size = size_text(sum(file.num_bytes for file in missing))
-        what = missing[0].path if len(missing) == 1 else f"{len(missing)} files"
-        say(f"{listing.name.repository}: downloading {what}, {size}")
-    for file in files:
-        if file in missing:
-            fetch(listing, place, file, say)
-            say(f"{file.path}: {size_text(file.num_bytes)}, digest verified")
-        place.link(listing.commit, file)
-
-
-def _link_known(listing: Listing, place: Repository) -> None:
+def _link_unchanged(listing: Listing) -> None:
     """What was pulled of an earlier commit, and is the same in this one, stays usable."""
+    before = snapshot_of(listing.name)
+    if before is None:
+        return
     for file in listing.files.values():
-        if is_fetched(place, file):
-            place.link(listing.commit, file)
+        if (before / file.path).is_file() and cached(listing, file) is None:
+            link_unchanged(listing, file)
 
 
-def _check_space(place: Repository, files: Sequence[HubFile]) -> None:
-    needed = sum(file.num_bytes - num_bytes_fetched(place, file) for file in files)
-    free = shutil.disk_usage(place.blobs).free
-    if needed > free:
-        raise CheckpointError(
-            f"{place.folder}: {size_text(needed)} are needed, {size_text(free)} are free"
-        )
+def _download(listing: Listing, files: Sequence[HubFile], say: Say) -> list[Path]:
+    missing = [file for file in files if cached(listing, file) is None]
+    if missing:
+        num_bytes = sum(file.num_bytes for file in missing)
+        what = missing[0].path if len(missing) == 1 else f"{len(missing)} files"
+        say(f"{listing.name.repository}: downloading {what}, {size_text(num_bytes)}")
+    paths = []
+    for file in files:
+        paths.append(download(listing, file))
+        if file in missing:
+            say(f"{file.path}: {size_text(file.num_bytes)}, digest verified")
+    return paths
 
 
-def _shards(listing: Listing, place: Repository, folder: str) -> tuple[HubFile, ...]:
-    """The files that the index names, which has been fetched."""
-    paths = weight_files(place.snapshot(listing.commit) / folder)
-    names = [f"{folder}{path.name}" for path in paths]
+def _shards(
+    listing: Listing, small: Sequence[HubFile], paths: Sequence[Path]
+) -> tuple[HubFile, ...]:
+    """The files that the index names, which is the last of the small ones."""
+    folder = small[-1].path.removesuffix(paths[-1].name)
+    names = [f"{folder}{file.name}" for file in weight_files(paths[-1].parent)]
     for name in names:
         if name not in listing.files:
             raise CheckpointError(f"{listing.name} lacks {name}, which its index names")
     return tuple(listing.files[name] for name in names)
-
-
-def _check_config(folder: Path) -> None:
-    """Raises `ConfigError` for a family that is not supported."""
-    values = foreign.read_config(folder)
-    if not foreign.is_foreign(values.get("model_type")):
-        config_from_dict(values)

@@ -53,7 +53,7 @@ def quantize_command(
     """
     from model.checkpoint import load_checkpoint, locate
     from model.evaluation import DataError
-    from model.hub.cache import num_bytes
+    from model.hub.on_disk import num_bytes
     from model.native.runtime import NativeError
     from model.quantization.int4 import save_int4
     from model.quantization.quantize import save_quantized

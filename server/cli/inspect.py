@@ -11,7 +11,7 @@ from model.bundled_models import DEFAULT_MODEL
 from model.chat.template import PLAIN, ChatTemplate
 from model.checkpoint import Checkpoint, load_checkpoint, locate
 from model.command_line import LoraAlpha, LoraFiles, lora_of
-from model.hub.cache import num_bytes
+from model.hub.on_disk import num_bytes
 from model.state import StateLayout, kv_cache_bytes_per_token
 from model.tensor_spec import POSITION_BLOCK
 from model.weights import StoredWeights, num_parameters

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from model.checkpoint import CheckpointError, load_checkpoint
-from model.hub.beginnings import check_beginnings
-from model.hub.cache import Repository
-from model.hub.listing import HubFile, Listing, choose
-from model.hub.names import HubName
+from model.checkpoint import load_checkpoint
 from tests.gguf_files import gguf_tensors, write_gguf
 from tests.hub_server import Hub
 from tests.model.hub.commands import Commands
@@ -27,7 +22,6 @@ pytestmark = pytest.mark.process
 
 SHAPE = SHAPES["square"]
 WRITE = {layout.name: layout.write for layout in LAYOUTS}
-HEADER = 8
 
 
 def edit_json(folder: Path, name: str, **fields: Any) -> None:
@@ -66,48 +60,28 @@ def test_folder_is_refused_before_its_weights(
     message: str,
     reads_header: bool,
 ) -> None:
-    """Of the weights only the list of tensors is asked for: no byte of a tensor."""
+    """Of the weights only the beginning is asked for."""
     folder = WRITE["RWKV project"](tmp_path / "model", SHAPE, published(SHAPE))
     change(folder)
-    repository = hub.add("owner/model", folder)
+    hub.add("owner/model", folder)
     refused = everstream.refused("inspect", "owner/model")
     assert message in refused
     assert str(tmp_path) not in refused
     assert "model.safetensors" not in {path for path, _ in hub.gets_so_far()}
-    length = int.from_bytes(repository.files["model.safetensors"][:HEADER], "little")
-    wanted = [(0, HEADER), (HEADER, HEADER + length)] if reads_header else []
-    assert [(start, stop) for _, start, stop in hub.beginnings()] == wanted
+    assert hub.beginnings() == (["model.safetensors"] if reads_header else [])
 
 
-def test_whole_file_in_the_place_of_a_range_is_not_read_to_its_end(
+def test_beginning_is_not_read_to_the_end_of_the_file(
     everstream: Commands, hub: Hub, tmp_path: Path
 ) -> None:
-    """Some storages ignore ranges."""
     folder = WRITE["RWKV project"](tmp_path / "model", SHAPE, published(SHAPE))
     edit_json(folder, "config.json", hidden_size=64)
     file = folder / "model.safetensors"
     size = 64 << 20
     save_file(load_file(file) | {"rwkv7.x": torch.zeros(size, dtype=torch.uint8)}, file)
-    hub.add("owner/model", folder).ignores_ranges = True
+    hub.add("owner/model", folder)
     assert "hidden_size is 64" in everstream.refused("inspect", "owner/model")
-    for _ in range(2):  # the length of the header, and the header
-        assert hub.cut.get(timeout=60) < size // 2
-
-
-def test_what_is_on_disk_is_found_in_a_cache_with_a_relative_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    place = Repository("owner/model", Path("cache"))
-    place.blobs.mkdir(parents=True)
-    file = HubFile("small.st", 0, "a" * 64)
-    save_file(published(SHAPE), place.blobs / file.digest)
-    file = replace(file, num_bytes=(place.blobs / file.digest).stat().st_size)
-    listing = Listing(HubName("owner/model"), "b" * 40, {file.path: file})
-    check_beginnings(listing, place, choose(listing), [file])
-    (place.blobs / file.digest).write_bytes(bytes(file.num_bytes))
-    with pytest.raises(CheckpointError, match=r"owner/model: small\.st"):
-        check_beginnings(listing, place, choose(listing), [file])
+    assert hub.cut.get(timeout=60) < size // 2
 
 
 def test_gguf_is_refused_before_the_rest_of_it(

@@ -137,10 +137,24 @@ def test_damaged_model_of_others_does_not_hide_the_rest(
     assert list(listed(everstream)) == ["owner/native:small.pth"]
 
 
-def test_what_the_system_refuses_to_delete_is_one_line(
-    everstream: Commands, cache: Path, tmp_path: Path
+def test_repository_without_a_whole_file_is_removed(
+    everstream: Commands, hub: Hub, cache: Path
 ) -> None:
-    (cache / "hub").mkdir()
-    (cache / "hub" / "models--owner--linked").symlink_to(tmp_path)
-    message = everstream.refused("models", "rm", "owner/linked")
-    assert message == "Cannot call rmtree on a symbolic link"
+    hub.repositories["owner/big"] = Repository({"big.pth": os.urandom(5000)})
+    hub.repositories["owner/big"].broken = {"big.pth": [0]}
+    everstream.refused("pull", "owner/big")
+    removed = everstream.run("models", "rm", "owner/big")
+    assert removed.stdout == "owner/big: 0 B freed\n", removed.stderr
+    assert "nothing is on disk" in everstream.refused("models", "rm", "owner/big")
+    assert list((cache / "hub").glob("models--*")) == []
+
+
+def test_renamed_repository_is_removed_alone(everstream: Commands, hub: Hub) -> None:
+    """The one by the other name has the same commit."""
+    content = os.urandom(5000)
+    for name in ("owner/old", "owner/new"):
+        hub.repositories[name] = Repository({"a.pth": content})
+    old, new = everstream.pull("owner/old"), everstream.pull("owner/new")
+    assert everstream.run("models", "rm", "owner/new").stdout == "owner/new: 5 kB freed\n"
+    assert old.read_bytes() == content
+    assert not new.exists()

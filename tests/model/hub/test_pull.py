@@ -52,17 +52,27 @@ def test_file_is_pulled_with_its_vocabulary(everstream: Commands, hub: Hub, mode
     assert load_checkpoint(file).digest == load_checkpoint(models / "native/small.pth").digest
 
 
-def test_interrupted_download_is_resumed_where_it_stopped(everstream: Commands, hub: Hub) -> None:
+def test_connection_that_breaks_is_tried_again_from_there(everstream: Commands, hub: Hub) -> None:
     content = os.urandom(2 * UNIT + 12345)
     hub.repositories["owner/big"] = Repository({"big.pth": content})
-    hub.repositories["owner/big"].broken = {"big.pth": UNIT + 999}
-    message = everstream.refused("pull", "owner/big")
-    assert message == "owner/big: big.pth is not available from the hub: the hub answered 507"
-    assert hub.gets() == [("big.pth", 0), ("big.pth", UNIT)]
-    assert "owner/big" in everstream.run("models").stdout
-    hub.repositories["owner/big"].broken = {}
+    hub.repositories["owner/big"].broken = {"big.pth": [UNIT + 999]}
     assert everstream.pull("owner/big").read_bytes() == content
-    assert hub.gets() == [("big.pth", UNIT)]
+    assert hub.gets() == [("big.pth", 0), ("big.pth", UNIT)]
+
+
+def test_interrupted_pull_keeps_the_files_that_are_whole(
+    everstream: Commands, hub: Hub, models: Path
+) -> None:
+    repository = hub.add("owner/fla", models / "fla")
+    second = "model-00002-of-00002.safetensors"
+    repository.broken = {second: [0]}
+    message = everstream.refused("pull", "owner/fla")
+    assert message == f"owner/fla: {second} is not available from the hub: the hub answered 507"
+    assert "owner/fla" not in everstream.run("models").stdout
+    hub.gets()
+    folder = everstream.pull("owner/fla")
+    assert hub.gets() == [(second, 0)]
+    assert load_checkpoint(folder).digest == load_checkpoint(models / "fla").digest
 
 
 def test_damaged_file_is_named_and_nothing_else_is_lost(
@@ -125,11 +135,16 @@ def test_file_without_a_place_or_a_digest_is_passed_over(
     assert [path.name for path in cache.rglob("*out*")] == []
 
 
-def test_file_that_does_not_fit_the_disk_is_not_begun(everstream: Commands, hub: Hub) -> None:
-    hub.repositories["owner/huge"] = Repository({"huge.pth": bytes(5000)})
-    hub.repositories["owner/huge"].stated = {"huge.pth": {"size": 10**14}}
-    assert "100 TB are needed" in everstream.refused("pull", "owner/huge")
-    assert hub.gets() == []
+@pytest.mark.parametrize("num_bytes", [100, 5000], ids=["small", "large"])
+@pytest.mark.parametrize("what", ["etags", "commits"])
+def test_header_that_would_name_a_file_elsewhere_is_refused(
+    everstream: Commands, hub: Hub, cache: Path, what: str, num_bytes: int
+) -> None:
+    repository = hub.repositories["owner/bad"] = Repository({"a.pth": bytes(num_bytes)})
+    setattr(repository, what, {"a.pth": "../../../../escaped"})
+    message = everstream.refused("pull", "owner/bad")
+    assert "owner/bad: a.pth is not available from the hub: its " in message
+    assert list(cache.parent.rglob("*escaped*")) == []
 
 
 def test_two_pulls_of_one_file_share_the_download(
