@@ -68,7 +68,7 @@ class SharedLog(Log):
         return None
 
     def disown(self, heads: Iterable[Head]) -> None:
-        """Lets go of ``heads``, whose entries must all be in the tables."""
+        """Gives up ``heads``, whose entries must all be in the tables."""
         gone = list(heads)
         assert not any(head.tail for head in gone), gone
         keys = [head.key for head in gone]
