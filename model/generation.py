@@ -21,6 +21,7 @@ RANGES = {
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
     "typical_p": (1e-9, 1.0),
+    "top_n_sigma": (0.0, 100.0),
     "repetition_penalty": (0.01, 100.0),
 }
 

@@ -1,6 +1,8 @@
 """A draw by its definition, written out in numpy, in float64.
 
-Bias, penalties, mask, then softmax(logits / temperature), then the filters: of the
+Bias, penalties and mask; of the logits that are left ``top_n_sigma`` keeps those of at
+least the largest minus so many of their standard deviations. Then softmax(logits /
+temperature), and the other filters: of the
 tokens sorted by falling probability, lower ids first where equal, ``top_k`` keeps so
 many, ``top_p`` those up to the one at which their sum reaches it, and ``min_p`` those
 of at least that fraction of the largest; the shortest of the three is kept. Of
@@ -43,6 +45,7 @@ class Params:
     frequency_penalty: float = 0.0
     seed: int = 0
     typical_p: float = 1.0
+    top_n_sigma: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
 
 
@@ -81,7 +84,27 @@ def allowed(
         ids = ids[mask[ids // 32] >> (ids % 32) & 1 == 1]
     if params.temperature == 0.0:
         return {int(ids[x[ids].argmax()])}
-    x = x[ids] / float(np.float32(params.temperature))
+    found = set()
+    for near in nearest(x[ids], params.top_n_sigma):
+        found |= drawn(x[ids[near]], ids[near], params, position)
+    return found
+
+
+def nearest(x: npt.NDArray[np.float64], top_n_sigma: float) -> Iterator[npt.NDArray[np.intp]]:
+    """The indices of what ``top_n_sigma`` may leave of the logits ``x``, ascending."""
+    if top_n_sigma <= 0.0:
+        yield np.arange(len(x))
+        return
+    for by in (-1e-9, 0.0, 1e-9):
+        least = x.max() - top_n_sigma * x.std() + by
+        yield np.flatnonzero((x >= least) | (x == x.max()))
+
+
+def drawn(
+    x: npt.NDArray[np.float64], ids: npt.NDArray[np.intp], params: Params, position: int
+) -> set[int]:
+    """Of the logits ``x`` of the ascending ``ids``: see `allowed`."""
+    x = x / float(np.float32(params.temperature))
     p = np.exp(x - x.max())
     order = np.lexsort((ids, -p))
     u, found = uniform(params.seed, position), set()
@@ -139,6 +162,7 @@ def random_params(chance: np.random.Generator, vocab_size: int) -> Params:
         frequency_penalty=some(0.0, -0.3, 0.3),
         seed=int(chance.integers(2**63)),
         typical_p=some(1.0, 1e-4, 0.1, 0.5, 0.9, 0.99),
+        top_n_sigma=some(0.0, 1e-4, 0.5, 1.0, 2.0, 100.0),
         logit_bias=bias if chance.random() < 0.5 else (),
     )
 
@@ -164,6 +188,23 @@ TYPICAL = (
     (Params(min_p=1.0, typical_p=0.1), {0}),
     # A sharper one is all but certain of the first.
     (Params(temperature=0.1, typical_p=0.5), {0}),
+)
+
+#: Logits with a standard deviation of 2, and what is kept of them.
+SIGMA_OF = (1.0, 5.0, 1.0, 5.0)
+SIGMA = (
+    (Params(top_n_sigma=1e-9), {1, 3}),
+    (Params(top_n_sigma=1.999), {1, 3}),
+    (Params(top_n_sigma=2.0), {0, 1, 2, 3}),
+    (Params(top_n_sigma=100.0), {0, 1, 2, 3}),
+    (Params(top_n_sigma=-1.0), {0, 1, 2, 3}),
+    (Params(top_n_sigma=1.999, temperature=100.0), {1, 3}),
+    (Params(top_n_sigma=1.0, top_k=1), {1}),
+    # Half of the mass that it leaves is in the first token, and less than half of all.
+    (Params(top_n_sigma=1.0, top_p=0.5), {1}),
+    # With the bias the deviation is 2.83, and others are 4 below the largest.
+    (Params(top_n_sigma=1.4, logit_bias=((0, 8.0),)), {0}),
+    (Params(top_n_sigma=1.5, logit_bias=((0, 8.0),)), {0, 1, 3}),
 )
 
 KINDS = ("normal", "peaked", "ties", "flat")

@@ -176,6 +176,7 @@
  * @property {number} [top_p]
  * @property {number} [min_p]
  * @property {number} [typical_p]
+ * @property {number} [top_n_sigma]
  * @property {number} [repetition_penalty]
  * @property {number} [presence_penalty]
  * @property {number} [frequency_penalty]

@@ -59,6 +59,10 @@ def generate(
     min_p: Annotated[
         float | None, _sampled("min_p", "Minimum probability relative to the likeliest; 0 is off.")
     ] = None,
+    top_n_sigma: Annotated[
+        float | None,
+        _sampled("top_n_sigma", "Standard deviations of the logits below the largest; 0 is off."),
+    ] = None,
     repetition_penalty: Annotated[
         float | None, _sampled("repetition_penalty", "Penalty of repeated tokens; 1 is off.")
     ] = None,
@@ -83,6 +87,7 @@ def generate(
         "top_k": top_k,
         "top_p": top_p,
         "min_p": min_p,
+        "top_n_sigma": top_n_sigma,
         "repetition_penalty": repetition_penalty,
         "seed": secrets.randbits(32) if seed is None else seed,
         "max_tokens": max_tokens,

@@ -358,6 +358,7 @@ class NativeRunner:
             top_p=params.top_p,
             min_p=params.min_p,
             typical_p=params.typical_p,
+            top_n_sigma=params.top_n_sigma,
             repetition_penalty=params.repetition_penalty,
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,

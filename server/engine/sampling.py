@@ -38,8 +38,8 @@ def has_penalty(params: SamplingParams) -> bool:
 
 def has_filter(params: SamplingParams) -> bool:
     """Whether some tokens cannot be drawn however the number falls."""
-    filters = (params.top_k, params.top_p, params.min_p, params.typical_p)
-    return filters != (0, 1.0, 0.0, 1.0)
+    filters = (params.top_k, params.top_p, params.min_p, params.typical_p, params.top_n_sigma)
+    return filters != (0, 1.0, 0.0, 1.0, 0.0)
 
 
 def check_params(params: SamplingParams, vocab_size: int) -> None:
@@ -50,6 +50,7 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
         (0.0 <= params.top_p <= 1.0, "top_p", "must be in 0..1"),
         (0.0 <= params.min_p <= 1.0, "min_p", "must be in 0..1"),
         (0.0 < params.typical_p <= 1.0, "typical_p", "must be above 0 and at most 1"),
+        (0.0 <= params.top_n_sigma <= 100.0, "top_n_sigma", "must be in 0..100"),
         (
             params.repetition_penalty >= 0.01,
             "repetition_penalty",
@@ -110,7 +111,7 @@ DEFAULTS = SamplingParams(temperature=1.0, top_p=0.9)
 
 #: The fields whose defaults `/v1/models` names.
 FIELDS = (
-    *("temperature", "top_k", "top_p", "min_p", "typical_p"),
+    *("temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 )
 

@@ -176,7 +176,7 @@ def _product(
 # Draws the next token of each row from its logits, reproducibly.
 #
 # Order: logit bias; repetition penalty, then presence and frequency penalty; the
-# mask of what is allowed; temperature; top-k, top-p and min-p, each of which keeps
+# mask of what is allowed; top-n-sigma; temperature; top-k, top-p and min-p, each of which keeps
 # a prefix of the tokens sorted by probability (equals by id), so that their order
 # does not matter: the shortest prefix wins; and last typical-p, of what these have
 # left. Greedy, at temperature 0 or top-p 0, takes the largest after the mask. The draw walks
@@ -190,6 +190,10 @@ def _product(
 # - ``presence_penalty``, ``frequency_penalty``: OpenAI's.
 # - ``top_k``: Fan et al. 2018, section 5.4; ``top_p``: Holtzman et al. 2020, section
 #   3.1; ``min_p``: Nguyen et al. 2024, section 3.
+# - ``top_n_sigma``: Tang et al. 2024, Top-n-sigma: of the logits that are left, those of at least
+#   their maximum minus n of their standard deviations (divided by their number, not by one less).
+#   The temperature would scale both alike, and so does not change what is kept. As in llama.cpp
+#   it comes before the others, which see the distribution that is left.
 # - ``typical_p``: Meister et al. 2022, Locally Typical Sampling, section 4: of the
 #   distribution that is left, the tokens of which the information -log p is nearest
 #   to the entropy H, as many as reach a mass of ``typical_p`` together. It can drop
@@ -321,8 +325,24 @@ def _penalized(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     return logits
 
 
+def _without_far(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Minus infinity where top-n-sigma drops a row's token, for each row by itself."""
+    rows = [i for i, d in enumerate(draws) if d.params.top_n_sigma > 0.0]
+    if not rows:
+        return logits
+    logits = logits.clone()
+    for i in rows:
+        # Distances are exact where all are equal, which then have no variance.
+        distance = logits[i].max().double() - logits[i].double()
+        finite = distance[distance.isfinite()]
+        variance = (finite.square().mean() - finite.mean().square()).clamp(min=0.0)
+        logits[i, distance > draws[i].params.top_n_sigma * variance.sqrt()] = -torch.inf
+    return logits
+
+
 def _drawn(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     """Tokens of rows that are not greedy."""
+    logits = _without_far(logits, draws)
     temperature = torch.tensor([d.params.temperature for d in draws], dtype=torch.float32)
     p = torch.softmax(logits / temperature.unsqueeze(1), dim=-1)
     kept = p.double()

@@ -54,7 +54,8 @@ class SamplingParams:
     ``presence_penalty`` 0 and ``frequency_penalty`` 0 (OpenAI's). Penalties look
     at the last `server.engine.sampling.PENALTY_WINDOW` tokens. The draw at a
     position depends on ``seed`` and that position alone. ``typical_p`` 1 is off
-    (Meister et al. 2023). ``logit_bias`` is added to the logits of those token ids.
+    (Meister et al. 2023), and ``top_n_sigma`` 0 (Tang et al. 2024).
+    ``logit_bias`` is added to the logits of those token ids.
     ``logprob`` asks for the log-probability of each drawn token, before all of
     these; ``top_logprobs`` for that in each event, and for so many of the most
     probable tokens, None for neither. Nothing but what ``grammar`` (in
@@ -76,6 +77,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprob: bool = False
     typical_p: float = 1.0
+    top_n_sigma: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     top_logprobs: int | None = None
     grammar: str | None = None

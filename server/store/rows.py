@@ -261,6 +261,10 @@ TABLES = """
 #: of format 1 have the length of their texts there, and so are found for no shorter one.
 SECOND = "ALTER TABLE snapshot RENAME COLUMN length TO min_length"
 
+#: From format 2 to format 3: logged requests may have `SamplingParams.top_n_sigma`, which a version
+#: that knows format 2 refuses. The tables are the same, and a log without it is read as before.
+THIRD = "SELECT 3"
+
 
 def refuse_unknown(version: int, newest: int, store: str, place: str) -> None:
     """Raises `StoreTooNew` unless a ``store`` has a format from 0, no tables, to ``newest``.

@@ -130,6 +130,7 @@ def test_sampling_controls_are_sent(page: Page, visit: Visit) -> None:
     page.locator("#top-p").fill("0.9")
     page.locator("#min-p").fill("0.05")
     page.locator("#typical-p").fill("0.8")
+    page.locator("#top-n-sigma").fill("1.5")
     page.locator("#repetition-penalty").fill("1.1")
     page.locator("#presence-penalty").fill("0.5")
     page.locator("#frequency-penalty").fill("-0.5")
@@ -149,6 +150,7 @@ def test_sampling_controls_are_sent(page: Page, visit: Visit) -> None:
         "top_p": 0.9,
         "min_p": 0.05,
         "typical_p": 0.8,
+        "top_n_sigma": 1.5,
         "repetition_penalty": 1.1,
         "presence_penalty": 0.5,
         "frequency_penalty": -0.5,

@@ -90,12 +90,17 @@ def test_tokens_have_logprobs(client: Client) -> None:
     assert (plain.logprob, plain.top_logprobs) == (None, ())
 
 
-def test_bias_and_typical_p_reach_the_sampler(client: Client) -> None:
+def test_bias_and_filters_reach_the_sampler(client: Client) -> None:
     events = client.generate("Once", logit_bias={7: 100.0}, typical_p=0.9, max_tokens=5)
     assert {event.token_id for event in events if isinstance(event, Token)} == {7}
     with pytest.raises(InvalidRequest) as caught:
         client.generate("Once", typical_p=2.0).text()
     assert caught.value.param == "typical_p"
+    with pytest.raises(InvalidRequest) as caught:
+        client.generate("Once", top_n_sigma=101.0).text()
+    assert caught.value.param == "top_n_sigma"
+    nearest = client.generate("Once", top_n_sigma=1e-6, seed=1, max_tokens=20).text()
+    assert nearest == client.generate("Once", temperature=0, max_tokens=20).text()
 
 
 def test_answer_has_the_form_that_was_asked_for(client: Client) -> None:

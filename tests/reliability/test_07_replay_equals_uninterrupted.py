@@ -33,6 +33,7 @@ BODIES: Sequence[dict[str, Any]] = [
     {"prompt": [9 + index % 80 for index in range(64)], **PENALTIES},
     {"prompt": [11 + index % 70 for index in range(65)], "temperature": 0},
     {"prompt": "A café — “so”, she said, naïve. ", "min_p": 0.01},
+    {"prompt": [13 + index % 60 for index in range(30)], "top_n_sigma": 2.0, "top_p": 1},
     {"prompt": "Who lives there?", "stop": ["e never", "a never", " never"]},
 ]
 #: How many tokens of each session have been seen, on average, when the server is killed.

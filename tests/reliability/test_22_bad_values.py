@@ -34,7 +34,7 @@ NO_NUMBERS = (
 )
 NUMBERS = (
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
-    *("presence_penalty", "frequency_penalty", "seed", "n", "typical_p"),
+    *("presence_penalty", "frequency_penalty", "seed", "n", "typical_p", "top_n_sigma"),
     *("logprobs", "top_logprobs", "prompt_logprobs"),
 )
 INTEGERS = ("max_tokens", "top_k", "seed", "n", "logprobs", "top_logprobs", "prompt_logprobs")
@@ -68,6 +68,7 @@ RANGES = {
     "top_logprobs": ("1000000000", "-1", "21"),
     "prompt_logprobs": ("1000000000", "-1", "21"),
     "typical_p": ("0", "1.1", "-1"),
+    "top_n_sigma": ("100.1", "1e308"),
     "logit_bias": (
         *("[]", "1", '"a"', '{"a": 1}', '{"-1": 1}', '{"257": 1}', '{"1": 101}', '{"1": -101}'),
         *('{"1": NaN}', '{"1": true}', '{"1": "2"}', '{"99999999999": 1}', '{" 1": 1}'),

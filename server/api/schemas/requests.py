@@ -207,6 +207,8 @@ Stops = Annotated[list[Stop], Field(fail_fast=True, max_length=MAX_STOPS)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 TokenId = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
+#: Below 0 is off, as in llama.cpp.
+TopNSigma = Annotated[float, Field(le=100), AfterValidator(lambda n: max(n, 0.0))]
 #: -1 is off, as in vLLM.
 TopK = Annotated[int, Field(ge=-1, le=2**31 - 1), AfterValidator(lambda top_k: max(top_k, 0))]
 
@@ -240,6 +242,7 @@ class Drawing(Wire):
     top_p: float | None = Field(None, ge=0, le=1)
     min_p: float | None = Field(None, ge=0, le=1)
     typical_p: float | None = Field(None, gt=0, le=1)
+    top_n_sigma: TopNSigma | None = None
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)

@@ -159,6 +159,7 @@ class SamplingDefaults(TypedDict):
     top_p: float
     min_p: float
     typical_p: float
+    top_n_sigma: float
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float

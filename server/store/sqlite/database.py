@@ -28,7 +28,7 @@ from server.store.base import (
     make_private,
 )
 from server.store.codec import UNSTORABLE
-from server.store.rows import SECOND, TABLES, refuse_unknown
+from server.store.rows import SECOND, TABLES, THIRD, refuse_unknown
 from server.store.table_store import Connected, Saving, StoreClock, StoreLimits
 
 # -------------------------------------------------------------------------------------------------
@@ -130,6 +130,7 @@ MIGRATIONS: tuple[str, ...] = (
     {TABLES.format(**_TYPES)}
     """,
     SECOND,
+    THIRD,
 )
 
 

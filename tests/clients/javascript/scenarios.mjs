@@ -228,6 +228,13 @@ export const scenarios = {
       client.complete("x", { min_p: 2 }).text(),
     );
     same([refused.param, refused.code, refused.status], ["min_p", "invalid_value", 400]);
+    const far = await raises(
+      everstream.InvalidRequest,
+      client.complete("x", { top_n_sigma: 101 }).text(),
+    );
+    same([far.param, far.code, far.status], ["top_n_sigma", "invalid_value", 400]);
+    const greedy = await client.complete("x", { temperature: 0, max_tokens: 9 }).text();
+    same(await client.complete("x", { top_n_sigma: 1e-6, max_tokens: 9 }).text(), greedy);
     for (const wrong of [NaN, -Infinity, 10n, () => 1]) {
       const unsaid = client.complete("x", { temperature: wrong });
       const error = await raises(everstream.InvalidRequest, unsaid.text());

@@ -112,7 +112,13 @@ def test_token_ids_and_sampling_parameters_are_taken() -> None:
             best_of=2,
             user="somebody",
             seed=5,
-            extra_body={"top_k": 40, "min_p": 0.01, "typical_p": 0.9, "repetition_penalty": 1.1},
+            extra_body={
+                "top_k": 40,
+                "min_p": 0.01,
+                "typical_p": 0.9,
+                "top_n_sigma": 3,
+                "repetition_penalty": 1.1,
+            },
         )
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == 3

@@ -17,9 +17,10 @@ from tests.server.harness import Running, receive, running
 SAMPLING = (
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
     *("presence_penalty", "frequency_penalty", "seed", "typical_p", "top_logprobs"),
+    "top_n_sigma",
     *("stop", "stop_token_ids", "ignore_eos", "logit_bias", "response_format"),
 )
-NUMBERS = SAMPLING[:11]
+NUMBERS = SAMPLING[:12]
 NOT_NUMBERS = ("NaN", "Infinity", "-Infinity", "1e999", "true", '"3"', "[]", "{}", "9" * 5000)
 
 BAD_VALUES = [
@@ -30,6 +31,7 @@ BAD_VALUES = [
     *(("top_p", value) for value in ("1.1", "-0.1")),
     *(("min_p", value) for value in ("-0.1", "1.1")),
     *(("typical_p", value) for value in ("0", "1.1")),
+    ("top_n_sigma", "100.1"),
     *(("top_logprobs", value) for value in ("-1", "21", "1.5")),
     *(("logit_bias", value) for value in ("[]", "1", '{"a": 1}', '{"257": 1}', '{"1": "1"}')),
     *(("logit_bias", value) for value in ('{"-1": 1}', '{"1": 101}', '{"1": NaN}', '{"1": true}')),

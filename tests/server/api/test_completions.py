@@ -34,7 +34,7 @@ async def test_drawn_seed_is_returned_and_repeats_the_answer(server: Running) ->
 async def test_null_means_default(server: Running) -> None:
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop", "stream")
     names += ("stop_token_ids", "ignore_eos", "session", "keep", "stream_options", "user", "seed")
-    names += ("presence_penalty", "frequency_penalty", "n", "idempotency_key")
+    names += ("presence_penalty", "frequency_penalty", "n", "idempotency_key", "top_n_sigma")
     response = await server.generate(prompt="hi", max_tokens=1, **dict.fromkeys(names))
     assert response.status_code == 200
 

@@ -68,6 +68,7 @@ async def test_all_given_values_are_used() -> None:
         '{"prompt": [1, 2], "session": "s", "keep": true, "max_tokens": 9, "temperature": 0,'
         '"top_k": 3, "top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.5,'
         '"presence_penalty": -2, "frequency_penalty": 0.25, "seed": 7, "typical_p": 0.9,'
+        '"top_n_sigma": 1.5,'
         '"logit_bias": {"5": -100, "0": 1.5}, "top_logprobs": 3,'
         '"stop": ["a", "b"], "stop_token_ids": [4], "ignore_eos": true}'
     )
@@ -75,10 +76,18 @@ async def test_all_given_values_are_used() -> None:
         *(0, 3, 0.5, 0.1, 1.5, -2, 0.25, 7, 9, ("a", "b"), (4,)),
         ignore_eos=True,
         typical_p=0.9,
+        top_n_sigma=1.5,
         logit_bias=((5, -100), (0, 1.5)),
         top_logprobs=3,
     )
     assert (request.tokens, request.session, request.keep) == ((1, 2), "s", True)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "-0.5", "-1e308", "null"])
+async def test_top_n_sigma_of_zero_and_below_is_off(value: str) -> None:
+    request = await generated(f'{{"prompt": "hi", "top_n_sigma": {value}}}')
+    assert request.sampling is not None
+    assert request.sampling.top_n_sigma == 0.0
 
 
 async def test_text_starts_a_session_and_token_ids_are_taken_as_they_are() -> None:

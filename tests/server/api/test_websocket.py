@@ -44,15 +44,15 @@ async def test_generate_answers_started_tokens_finished(server: Running) -> None
     }
 
 
-async def test_penalties_reach_the_engine() -> None:
+async def test_penalties_and_filters_reach_the_engine() -> None:
     engine = Recorder()
-    penalties = {"presence_penalty": 2, "frequency_penalty": -0.5}
+    given = {"presence_penalty": 2, "frequency_penalty": -0.5, "top_n_sigma": 1.5}
     async with running(engine) as server, server.socket() as socket:
         await send(
-            socket, type="generate", request_id="a", prompt="hi", max_tokens=1, seed=0, **penalties
+            socket, type="generate", request_id="a", prompt="hi", max_tokens=1, seed=0, **given
         )
         await receive_until(socket, "finished")
-    assert engine.sampling == [with_defaults(max_tokens=1, seed=0, **penalties)]
+    assert engine.sampling == [with_defaults(max_tokens=1, seed=0, **given)]
 
 
 async def test_unkept_session_ends_with_its_request(server: Running) -> None:

@@ -36,6 +36,7 @@ pytestmark = needs_native
 REQUESTS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0, "max_tokens": 40},
     "sampled": {"seed": 5, "max_tokens": 40},
+    "top-n-sigma": {"seed": 5, "top_n_sigma": 1.5, "max_tokens": 40},
     "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5, "max_tokens": 40},
     "stop": {"stop": ("e", "th"), "seed": 8, "max_tokens": 60},
     "stop ids": {"stop_token_ids": tuple(range(3, 300, 17)), "seed": 1, "max_tokens": 60},

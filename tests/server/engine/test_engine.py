@@ -283,6 +283,7 @@ def test_repetition_penalty_sees_across_requests() -> None:
         ("top_p", {"top_p": -0.1}),
         ("top_p", {"top_p": float("inf")}),
         ("min_p", {"min_p": 1.5}),
+        ("top_n_sigma", {"top_n_sigma": float("nan")}),
         ("repetition_penalty", {"repetition_penalty": 0.0}),
         ("presence_penalty", {"presence_penalty": 2.1}),
         ("presence_penalty", {"presence_penalty": float("nan")}),

@@ -65,6 +65,7 @@ def test_events_of_any_request_are_those_without_drafts(
         {"temperature": 0.0},
         {"seed": 5},
         {"seed": 6, "temperature": 1.7, "repetition_penalty": 1.3, "presence_penalty": 0.5},
+        {"seed": 8, "top_n_sigma": 2.0},
         {"seed": 7, "top_p": 0.8, "logit_bias": ((5, 3.0),)},
     ],
 )

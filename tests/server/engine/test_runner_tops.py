@@ -110,6 +110,7 @@ def test_least_temperature_and_top_p_draw_the_most_likely(
         ("gated", False, {"temperature": 2.0, "seed": 7}),
         ("gated", True, {"temperature": 100.0}),
         ("gated", False, {"temperature": 1.0, "top_k": 2, "typical_p": 0.5}),
+        ("gated", True, {"temperature": 1.0, "top_n_sigma": 0.5}),
         ("gated", True, {"temperature": 0.3, "top_k": 5, "top_p": 0.5, "min_p": 0.1}),
         ("gated", False, {"repetition_penalty": 100.0, "presence_penalty": 2.0}),
         ("gated", False, {"repetition_penalty": 0.1, "frequency_penalty": -2.0}),

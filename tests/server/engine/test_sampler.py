@@ -15,6 +15,8 @@ from server.engine.torch_runner import Draw, sample, scores_of, uniform
 from server.engine.types import SamplingParams
 from tests.draws import (
     KINDS,
+    SIGMA,
+    SIGMA_OF,
     TYPICAL,
     TYPICAL_OF,
     Params,
@@ -139,6 +141,20 @@ def test_typical_keeps_what_is_nearest_to_the_entropy(params: Params, kept: set[
     assert frequencies(logits_of(*TYPICAL_OF), **vars(params)).keys() == kept
 
 
+@pytest.mark.parametrize(("params", "kept"), SIGMA)
+def test_top_n_sigma_keeps_what_is_near_the_largest(params: Params, kept: set[int]) -> None:
+    assert frequencies(torch.tensor(SIGMA_OF), num=300, **vars(params)).keys() == kept
+
+
+def test_top_n_sigma_measures_what_is_allowed() -> None:
+    """The deviation of 5, 1, 1 and 1 is 1.73, and that of all of them more than 400."""
+    logits = torch.tensor([5.0, 1.0, -999.0, 1.0, 1.0]).expand(100, -1)
+    params = SamplingParams(top_n_sigma=2.0, temperature=100.0)
+    some = [Draw(params, i, (), mask_of([0, 1, 3, 4], 1)) for i in range(100)]
+    assert set(sample(logits, some)) == {0}
+    assert set(sample(logits, [Draw(params, i, ()) for i in range(100)])) == {0, 1, 3, 4}
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 64, 65])
 def test_only_allowed_token_is_drawn(size: int, temperature: float) -> None:
@@ -224,7 +240,8 @@ def test_uniform_is_uniform_and_fixed() -> None:
 @pytest.mark.parametrize("vocab_size", [7, 301, 1009, 40_003])
 def test_company_changes_no_bit(vocab_size: int) -> None:
     logits = 3 * torch.randn(9, vocab_size, generator=torch.Generator().manual_seed(1))
-    params = [SamplingParams(temperature=1.3, typical_p=0.9, top_p=0.95, seed=i) for i in range(9)]
+    given = {"temperature": 1.3, "typical_p": 0.9, "top_p": 0.95}
+    params = [SamplingParams(seed=i, top_n_sigma=i % 3, **given) for i in range(9)]
     draws, tokens = [Draw(each, 5, ()) for each in params], [i % vocab_size for i in range(9)]
     alone = [sample(logits[i : i + 1], draws[i : i + 1])[0] for i in range(9)]
     scores = [scores_of(logits[i : i + 1].clone(), tokens[i : i + 1], [3])[0] for i in range(9)]

@@ -21,6 +21,7 @@ VOCAB_SIZE = 2000
         *({"top_p": value} for value in (0.0, 1e-9, 1.0)),
         {"typical_p": 1e-9},
         {"typical_p": 1.0},
+        *({"top_n_sigma": value} for value in (0.0, 5e-324, 100.0)),
         {"logit_bias": ((0, -100.0), (VOCAB_SIZE - 1, 100.0))},
         {"logit_bias": tuple((id, 0.0) for id in range(MAX_BIASED_IDS))},
         {"top_logprobs": 0},
@@ -37,6 +38,7 @@ def test_what_is_in_range_is_taken(params: dict[str, Any]) -> None:
         *({"temperature": value} for value in (-0.01, 100.1, math.nan)),
         *({"top_p": value} for value in (-0.01, 1.01, math.nan)),
         *({"typical_p": value} for value in (0.0, -0.1, 1.0001, math.nan, math.inf)),
+        *({"top_n_sigma": value} for value in (-0.1, 100.1, math.nan, math.inf)),
         *({"logit_bias": ((3, value),)} for value in (100.1, -100.1, math.nan, math.inf)),
         *({"logit_bias": ((5, 1.0), (id, 1.0))} for id in (-1, VOCAB_SIZE, 2**40, 5)),
         {"logit_bias": tuple((id, 0.0) for id in range(MAX_BIASED_IDS + 1))},
@@ -50,6 +52,7 @@ def test_what_is_out_of_range_is_named(params: dict[str, Any]) -> None:
     assert caught.value.param == field
 
 
-def test_typical_p_is_a_filter_and_bias_is_none() -> None:
+def test_typical_p_and_top_n_sigma_are_filters_and_bias_is_none() -> None:
     assert has_filter(SamplingParams(typical_p=0.9))
+    assert has_filter(SamplingParams(top_n_sigma=1.0))
     assert not has_filter(SamplingParams(typical_p=1.0, logit_bias=((3, 1.0),), top_logprobs=3))

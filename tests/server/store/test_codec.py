@@ -46,6 +46,7 @@ params = st.builds(
     stop_token_ids=tokens,
     ignore_eos=st.booleans(),
     typical_p=finite,
+    top_n_sigma=finite,
     logit_bias=st.lists(st.tuples(counts, finite), max_size=3).map(tuple),
     top_logprobs=st.none() | counts,
     grammar=st.none() | names,
@@ -149,6 +150,13 @@ def test_malformed_logprobs_are_refused(wrong: bytes) -> None:
 
 def test_fields_that_an_older_log_lacks_take_their_defaults() -> None:
     assert decode_value(b'{"id": "s", "owner": "ann"}') == SessionValue("s", "ann")
+
+
+def test_request_of_a_log_before_top_n_sigma_is_read_as_one_without() -> None:
+    accepted = Accepted(Request("r", "ann", (1, 2), SamplingParams(seed=7)), (), 0, 1)
+    data = pack_entries([accepted], None)
+    assert data.count(b',"top_n_sigma":0.0') == 1
+    assert unpack_entries(data.replace(b',"top_n_sigma":0.0', b""), None) == [accepted]
 
 
 VALUE = replace(SessionValue("s", "ann"), unfed=(UnfedSegment((1, 2), 3),), undecoded=b"\xc3")

@@ -63,6 +63,7 @@ ROWS = [
     Row(9, 8, 2, {"temperature": 0.0, "logprob": True} | HARD, [mask_of(5), mask_of(3)]),
     Row(7, 5, 0, {"logprob": True}),
     Row(8, 3, 3, {"seed": 3, "typical_p": 0.8, "logit_bias": ((4, 3.0),)}, [None] * 3),
+    Row(20, 4, 4, {"seed": 4, "top_n_sigma": 1.5, "logprob": True}, [mask_of(2), None] * 2),
 ]
 
 

@@ -18,6 +18,8 @@ from server.engine.sampling import MIN_TEMPERATURE
 from server.engine.torch_runner import uniform
 from tests.draws import (
     KINDS,
+    SIGMA,
+    SIGMA_OF,
     TYPICAL,
     TYPICAL_OF,
     Logits,
@@ -80,6 +82,7 @@ def test_draw_equals_definition(vocab_size: int, num_draws: int, kind: str) -> N
     top_p=st.floats(0.0, 1.0),
     min_p=st.floats(0.0, 1.0),
     typical_p=st.floats(0.0, 1.0, exclude_min=True),
+    top_n_sigma=st.floats(0.0, 100.0) | st.floats(0.0, 3.0),
     seed=st.integers(0, 2**64 - 1),
     position=st.integers(0, 2**62),
 )
@@ -91,10 +94,12 @@ def test_any_draw_equals_definition(
     top_p: float,
     min_p: float,
     typical_p: float,
+    top_n_sigma: float,
     seed: int,
     position: int,
 ) -> None:
-    params = Params(temperature, top_k, top_p, min_p, typical_p=typical_p, seed=seed)
+    given = {"typical_p": typical_p, "top_n_sigma": top_n_sigma}
+    params = Params(temperature, top_k, top_p, min_p, seed=seed, **given)
     row = np.array(logits, np.float32) / np.float32(64)
     assert native(row, params, position) in allowed(row, params, position, [])
 
@@ -108,6 +113,7 @@ def test_any_draw_equals_definition(
         (Params(top_p=1e-6), {0}),
         (Params(top_k=5, top_p=0.26, min_p=0.5), {0, 1, 2}),
         (Params(min_p=1.0), set(range(10))),
+        (Params(top_n_sigma=1e-9), set(range(10))),
         (Params(), set(range(10))),
     ],
 )
@@ -121,6 +127,35 @@ def test_ties_keep_the_lowest_ids(params: Params, kept: set[int]) -> None:
 def test_typical_keeps_what_is_nearest_to_the_entropy(params: Params, kept: set[int]) -> None:
     logits = np.log(TYPICAL_OF, dtype=np.float32)
     assert {native(logits, replace(params, seed=seed)) for seed in range(300)} == kept
+
+
+@pytest.mark.parametrize(("params", "kept"), SIGMA)
+def test_top_n_sigma_keeps_what_is_near_the_largest(params: Params, kept: set[int]) -> None:
+    logits = np.array(SIGMA_OF, np.float32)
+    draws = {
+        native(logits, replace(params, seed=seed), position)
+        for seed in range(300)
+        for position in (0, 7)
+    }
+    assert draws == kept
+
+
+def test_top_n_sigma_measures_what_is_allowed() -> None:
+    """The deviation of 5, 1, 1 and 1 is 1.73, and that of all of them more than 400."""
+    logits = np.array([5.0, 1.0, -999.0, 1.0, 1.0], np.float32)
+    mask, params = mask_of([0, 1, 3, 4], 1), Params(top_n_sigma=2.0, temperature=100.0)
+    assert {native(logits, replace(params, seed=i), mask=mask) for i in range(100)} == {0}
+    assert {native(logits, replace(params, seed=i)) for i in range(100)} == {0, 1, 3, 4}
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 300])
+def test_top_n_sigma_of_equal_logits_keeps_all(size: int) -> None:
+    """Their deviation is zero to the bit, wherever they are."""
+    for value in (0.1, -3e38, 1e-30):
+        logits = np.full(size, value, np.float32)
+        draw = draw_of(Params(top_n_sigma=1.0))
+        found = {_native.sample(logits, draw, position, []) for position in range(20 * size)}
+        assert found == set(range(size))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -255,19 +290,20 @@ def test_logprob_is_the_score_of_the_drawn_token(dtype: str, threads: int) -> No
         Params(temperature=0.0, frequency_penalty=-99.0),
         Params(top_k=3, repetition_penalty=1.5),
         Params(min_p=0.1, temperature=2.0),
+        Params(top_n_sigma=1.0),
     ]
-    asking = [True, False, True, True, True]
+    asking = [True, False, True, True, True, True]
     draws = [
         runtime.draw(**vars(way), logprob=asks) for way, asks in zip(ways, asking, strict=True)
     ]
-    texts = [random_tokens(runtime.config, 3 + 40 * i, seed=i) for i in range(5)]
-    pool = runtime.empty_pool(6)
-    tokens = runtime.run(pool, list(range(6)), [0] * 6, [*texts, [1]], [*draws, None], [[9]] * 6)
+    texts = [random_tokens(runtime.config, 3 + 40 * i, seed=i) for i in range(6)]
+    pool = runtime.empty_pool(7)
+    tokens = runtime.run(pool, list(range(7)), [0] * 7, [*texts, [1]], [*draws, None], [[9]] * 7)
     found = runtime.logprobs()
-    for text, (token,), asks, (value,) in zip(texts, tokens[:5], asking, found[:5], strict=True):
+    for text, (token,), asks, (value,) in zip(texts, tokens[:6], asking, found[:6], strict=True):
         (*_, wanted) = runtime.score(runtime.empty_pool(1), 0, 0, text, token)
         assert value == wanted if asks else np.isnan(value)
-    assert tokens[5] == found[5] == []
+    assert tokens[6] == found[6] == []
     assert tokens[2] == [9]
 
 

@@ -31,6 +31,7 @@ GIVEN: dict[str, Any] = {
     "top_p": 0.9,
     "min_p": 0.05,
     "typical_p": 0.95,
+    "top_n_sigma": 1.5,
     "repetition_penalty": 1.1,
     "presence_penalty": 0.5,
     "frequency_penalty": -0.5,

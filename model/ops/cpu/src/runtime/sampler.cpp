@@ -52,8 +52,9 @@ Sampler::Sampler(const Kernels& kernels, int vocab_size)
 Drawn Sampler::sample(float* logits, const Draw& draw, const Place& at, Likely* top) {
     if (!kernels_.all_finite(logits, vocab_size_)) return {NOT_FINITE};
     const bool penalized = at.num_recent && draw.has_penalty();
+    const bool drops_far = draw.top_n_sigma > 0.0 && draw.temperature != 0.0f;
     const float* before = logits;
-    if (draw.logprob && (penalized || !draw.bias.empty() || at.allowed)) {
+    if (draw.logprob && (penalized || !draw.bias.empty() || at.allowed || drops_far)) {
         std::copy_n(logits, vocab_size_, before_.data());
         before = before_.data();
     }
@@ -61,6 +62,7 @@ Drawn Sampler::sample(float* logits, const Draw& draw, const Place& at, Likely* 
         if (token < vocab_size_) logits[token] += value;
     if (penalized) penalize(logits, draw, at.recent, at.num_recent);
     if (at.allowed) forbid(logits, at.allowed);
+    if (drops_far) drop_far(logits, draw.top_n_sigma);
     Drawn drawn{choose(logits, draw, at.position)};
     if (draw.logprob) drawn.logprob = log_probability(before, drawn.token, top, draw.num_top);
     return drawn;
@@ -134,6 +136,33 @@ void Sampler::forbid(float* logits, const uint32_t* allowed) const {
         for (int i = begin; i < end; i++)
             if (!(word >> (i - begin) & 1)) logits[i] = -INFINITY;
     }
+}
+
+// What is further below the largest than `num_sigmas` standard deviations of the finite logits. The
+// sums are of distances from the largest: they are exact where all are equal. Each addition waits
+// for the one before it, so there are several sums, always the same ones.
+void Sampler::drop_far(float* logits, double num_sigmas) const {
+    constexpr int NUM_SUMS = 8;
+    const double largest = double(logits[kernels_.arg_max(logits, vocab_size_)]);
+    double sums[NUM_SUMS] = {}, squares[NUM_SUMS] = {};
+    int count = 0;
+    const auto add = [&](float x, int j) {
+        const bool finite = x != -INFINITY;
+        const double distance = finite ? largest - double(x) : 0.0;
+        sums[j] += distance;
+        squares[j] += distance * distance;
+        count += finite;
+    };
+    int begin = 0;
+    for (; begin + NUM_SUMS <= vocab_size_; begin += NUM_SUMS)
+        for (int j = 0; j < NUM_SUMS; j++) add(logits[begin + j], j);
+    for (int j = 0; begin + j < vocab_size_; j++) add(logits[begin + j], j);
+    double sum = 0.0, square = 0.0;
+    for (int j = 0; j < NUM_SUMS; j++) sum += sums[j], square += squares[j];
+    const double mean = sum / count;
+    const double most = num_sigmas * std::sqrt(std::max(square / count - mean * mean, 0.0));
+    for (int i = 0; i < vocab_size_; i++)
+        if (largest - double(logits[i]) > most) logits[i] = -INFINITY;
 }
 
 // The first token whose running sum of weights passes `wanted`.

@@ -18,6 +18,7 @@ struct Draw {
     float temperature = 1.0f;
     int top_k = 0;
     float top_p = 1.0f, min_p = 0.0f, typical_p = 1.0f;
+    double top_n_sigma = 0.0;
     float repetition_penalty = 1.0f, presence_penalty = 0.0f, frequency_penalty = 0.0f;
     std::vector<std::pair<int32_t, float>> bias;  // by token
     uint64_t seed = 0;
@@ -58,8 +59,9 @@ double uniform(uint64_t seed, uint64_t position);
 class Sampler {
 public:
     Sampler(const Kernels& kernels, int vocab_size);
-    // `logits` [vocab_size] are changed by bias, penalties and mask; `logprob` is of the logits as
-    // they were, and so are the likeliest tokens, which go to `top` [min(draw.num_top, vocab_size)].
+    // `logits` [vocab_size] are changed by bias, penalties, mask and top_n_sigma; `logprob` is of
+    // the logits as they were, and so are the likeliest tokens, which go to `top`
+    // [min(draw.num_top, vocab_size)].
     Drawn sample(float* logits, const Draw& draw, const Place& at, Likely* top = nullptr);
     // The natural logarithm of the softmax of `logits` at `token`; NaN where they are not finite.
     // With it the `num_top` likeliest, at most all, best first and then by token.
@@ -74,6 +76,7 @@ private:
     int choose(const float* logits, const Draw& draw, uint64_t position);
     void penalize(float* logits, const Draw& draw, const int32_t* recent, int num_recent);
     void forbid(float* logits, const uint32_t* allowed) const;
+    void drop_far(float* logits, double num_sigmas) const;
     void most_likely(const float* logits, Likely* top, int num_top) const;
     int draw_any(double wanted) const;
     int draw_kept(double u) const;
