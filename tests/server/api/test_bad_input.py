@@ -14,13 +14,12 @@ from tests.server.api.openai.responding import socket_of
 from tests.server.api.talk import field_of, kept
 from tests.server.harness import Running, receive, running
 
-SAMPLING = (
+NUMBERS = (
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
     *("presence_penalty", "frequency_penalty", "seed", "typical_p", "top_logprobs"),
     "top_n_sigma",
-    *("stop", "stop_token_ids", "ignore_eos", "logit_bias", "response_format"),
 )
-NUMBERS = SAMPLING[:12]
+SAMPLING = (*NUMBERS, "stop", "stop_token_ids", "ignore_eos", "logit_bias", "response_format")
 NOT_NUMBERS = ("NaN", "Infinity", "-Infinity", "1e999", "true", '"3"', "[]", "{}", "9" * 5000)
 
 BAD_VALUES = [
