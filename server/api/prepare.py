@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from server.api.schemas.requests import AppendBody, Continuation, Prefixed, ResponseFormat, Sampling
 from server.engine.prefixes import PrefixHandle
 from server.engine.sampling import with_defaults
 from server.engine.text import TokenArray, check_tokens
-from server.engine.types import Request, SamplingParams
+from server.engine.types import Request, SamplingParams, Turn
 from server.errors import InvalidRequest, invalid
 from server.models.service import Service
 from server.sessions.named_states import StateNotFound
@@ -24,6 +25,24 @@ from server.sessions.named_states import StateNotFound
 MAX_INLINE_CHARS = 2048
 
 NOT_PREFIXED = Prefixed()
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a prompt was made of, where it is not the client's own text or ids.
+
+    ``field`` is the client's field; the answer is read as ``turn``. ``cache_at`` and
+    ``prediction`` are those of `Request`.
+    """
+
+    field: str
+    turn: Turn | None
+    cache_at: tuple[int, ...]
+    prediction: Sequence[int] = ()
+
+
+NO_CONVERSATION = Conversation("prompt", None, ())
+
 
 #: The fields of `Sampling` that mean the same to the engine.
 _SAME = sorted(
@@ -42,6 +61,7 @@ async def generate_request(
     ranked: bool = False,
     num_scored: int | None = None,
     prefixed: Prefixed = NOT_PREFIXED,
+    conversation: Conversation = NO_CONVERSATION,
 ) -> Request:
     """The request of a completion. Draws a seed where the client gave none.
 
@@ -61,14 +81,14 @@ async def generate_request(
         continues = await _continues(service, session, owner, prompt)
     tokens = TokenArray()
     if prompt is not None:
-        tokens = await prompt_tokens(service, owner, prompt, "prompt", continues)
+        tokens = await prompt_tokens(service, owner, prompt, conversation.field, continues)
     if key is not None and session is None and not wanted.keep:
         raise invalid("idempotency_key", "needs a session that is kept")
     if not tokens and session is None and not is_begun:
-        raise invalid("prompt", "must not be empty unless it continues a session")
+        raise invalid(conversation.field, "must not be empty unless it continues a session")
     params = None
     if sampling.max_tokens != 0:
-        params = await _sampling_params(service, sampling, ranked, owner)
+        params = await _sampling_params(service, sampling, ranked, owner, conversation.turn)
     return Request(
         request_id=request_id,
         owner=owner,
@@ -85,6 +105,9 @@ async def generate_request(
         speculation=wanted.speculation != "off",
         prefix=prefixed.prefix,
         return_prefix=bool(prefixed.return_prefix),
+        cache_at=conversation.cache_at,
+        prediction=conversation.prediction,
+        prompt_field=conversation.field,
     )
 
 
@@ -189,7 +212,7 @@ async def _grammar(service: Service, wanted: ResponseFormat, owner: str) -> str 
 
 
 async def _sampling_params(
-    service: Service, sampling: Sampling, logprob: bool, owner: str
+    service: Service, sampling: Sampling, logprob: bool, owner: str, turn: Turn | None
 ) -> SamplingParams:
     max_tokens, wanted = service.limits.max_tokens, sampling.response_format
     if sampling.max_tokens is not None and sampling.max_tokens > max_tokens:
@@ -211,6 +234,7 @@ async def _sampling_params(
         logit_bias=tuple(biases.items()),
         grammar=None if wanted is None else await _grammar(service, wanted, owner),
         logprob=logprob,
+        turn=turn,
     )
 
 

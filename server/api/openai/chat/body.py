@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
 from pydantic import Field
@@ -17,7 +17,7 @@ from server.api.openai.messages import CHAT, MAX_PARTS, Messages, TemplateKwargs
 from server.api.schemas.requests import Drawing, ResponseFormat, Sampling, TextFormat
 from server.api.schemas.responses import PromptUsage
 from server.api.schemas.wire import Refusal, Wire
-from server.engine.types import Request, Turn
+from server.engine.types import Turn
 from server.errors import invalid
 from server.models.service import Service
 
@@ -154,12 +154,6 @@ def turn_of(
 def is_bound(format: Format) -> bool:
     """Whether an answer in ``format`` is written under a grammar."""
     return format is not None and not isinstance(format, TextFormat)
-
-
-def with_turn(request: Request, turn: Turn | None) -> Request:
-    """``request`` whose answer is read as ``turn``."""
-    assert request.sampling is not None, request.request_id
-    return replace(request, sampling=replace(request.sampling, turn=turn))
 
 
 # -------------------------------------------------------------------------------------------------

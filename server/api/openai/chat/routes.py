@@ -6,7 +6,6 @@ import asyncio
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from fastapi import APIRouter, Request, Response
 
@@ -18,13 +17,12 @@ from server.api.openai.chat.body import (
     reasoning_of,
     sampling_of,
     turn_of,
-    with_turn,
 )
 from server.api.openai.chat.calls import ToolUse, tool_use
 from server.api.openai.chat.prompt import Prompt, continued_prompt, prompt_of
 from server.api.openai.chat.writer import ChatWriter
 from server.api.openai.choices import TokenNames
-from server.api.prepare import generate_request, prompt_tokens, renamed
+from server.api.prepare import Conversation, generate_request, prompt_tokens, renamed
 from server.api.routing import ERRORS, EVENT_STREAM, body_schema, service_with
 from server.api.schemas.parse import body_of
 from server.engine.types import Request as EngineRequest
@@ -138,25 +136,22 @@ async def _engine_request(
     sampling = sampling_of(
         service, body, tools.format, max_tokens, bool(body.logprobs), num_choices
     )
-    try:
-        engine_request = await generate_request(
-            service, id, owner, [*prompt.ids, *added], body, sampling, num_choices
-        )
-    except InvalidRequest as error:
-        raise _in_our_words(error, body, tools) from None
     predicted: Sequence[int] = ()
     if body.prediction is not None:
         text = body.prediction.text
         predicted = await prompt_tokens(service, owner, text, "prediction", continues=True)
-    with_turns = with_turn(engine_request, turn)
-    return replace(
-        with_turns, cache_at=prompt.cache_at, prediction=predicted, prompt_field="messages"
-    )
+    try:
+        return await generate_request(
+            *(service, id, owner, [*prompt.ids, *added], body, sampling, num_choices),
+            conversation=Conversation("messages", turn, prompt.cache_at, predicted),
+        )
+    except InvalidRequest as error:
+        raise _in_our_words(error, body, tools) from None
 
 
 def _in_our_words(error: InvalidRequest, body: ChatBody, tools: ToolUse) -> InvalidRequest:
     """``error`` with the name that the field at fault has here."""
-    names = {"prompt": "messages"}
+    names: dict[str, str] = {}
     if tools.calls is not None:
         names["response_format"] = "tools"
     if body.max_completion_tokens is not None:

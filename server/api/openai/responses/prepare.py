@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from model.chat.call_forms import TAGGED
-from server.api.openai.chat.body import Effort, reasoning_of, sampling_of, turn_of, with_turn
+from server.api.openai.chat.body import Effort, reasoning_of, sampling_of, turn_of
 from server.api.openai.chat.calls import (
     AllowedFunction,
     AllowedFunctions,
@@ -48,7 +48,7 @@ from server.api.openai.responses.stored import (
     what_follows,
     whole_prompt,
 )
-from server.api.prepare import generate_request, renamed
+from server.api.prepare import Conversation, generate_request, renamed
 from server.api.schemas.requests import Continuation, JsonSchema, JsonSchemaFormat, ResponseFormat
 from server.engine.types import Finished, Request, TokenEvent
 from server.errors import InvalidRequest, RequestError, SessionNotFound, invalid
@@ -125,7 +125,6 @@ def _format(body: ResponsesBody) -> ResponseFormat | None:
 _OURS = {
     "response_format": "text",
     "messages": "input",
-    "prompt": "input",
     "max_tokens": "max_output_tokens",
 }
 
@@ -274,8 +273,10 @@ async def prepare(
             keep=is_stored, state=state if source is None else None
         )
         prompt_ids = [*prompt.ids, *added]
-        request = await generate_request(service, id, owner, prompt_ids, wanted, sampling)
-        request = replace(with_turn(request, turn), cache_at=prompt.cache_at, prompt_field="input")
+        conversation = Conversation("input", turn, prompt.cache_at)
+        request = await generate_request(
+            service, id, owner, prompt_ids, wanted, sampling, conversation=conversation
+        )
     except InvalidRequest as error:
         raise in_our_words(error, body) from None
     assert request.sampling is not None
