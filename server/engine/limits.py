@@ -42,6 +42,7 @@ class EngineConfig:
     max_prefixes: int = 0
     max_prefix_bytes: float = math.inf
     max_evicted_prefixes: int = 0
+    min_prefix_uses: int = 1
     matchers: Callable[[str], Matcher] | None = None
     drafter: Drafter | None = None
 
