@@ -156,7 +156,9 @@ def open_prefixes(
     if home is None:
         return None
     try:
-        files = PrefixFiles(home.path / "prefixes", DiskFiles(), identity, config.prefix_disk)
+        files = PrefixFiles(
+            home.path / "prefixes", DiskFiles(), identity, config.prefix_disk, config.retention_s
+        )
     except OSError as error:
         logger.warning("the prefix cache is not kept on the disk: %s", error)
         return None

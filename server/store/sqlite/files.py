@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import secrets
 import shutil
@@ -255,6 +256,7 @@ class PrefixFiles:
     """At most ``max_bytes`` of files under ``path``; those unused for longest go first.
 
     Without ``max_bytes`` it is `DEFAULT_PREFIX_BYTES`, or less on a disk that is nearly full.
+    What was unused for ``max_age_s`` goes when the next one is written, or at the next start.
     For one thread at a time. Raises `OSError` where the folder cannot be used.
     """
 
@@ -264,11 +266,12 @@ class PrefixFiles:
         files: Files,
         identity: Identity,
         max_bytes: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        max_age_s: float = math.inf,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.num_hits = 0
         self._path, self._files, self._identity = path, files, identity
-        self._max_bytes, self._clock = max_bytes, clock
+        self._max_bytes, self._max_age_s, self._clock = max_bytes, max_age_s, clock
         self._num_bytes = 0
         self._sizes: OrderedDict[_PrefixPlace, int] = OrderedDict()
         self._places: dict[str, dict[str, _PrefixPlace]] = {}  # by folder and key
@@ -338,7 +341,9 @@ class PrefixFiles:
         return True
 
     def _make_room(self, num_bytes: int) -> bool:
-        """Removes files until ``num_bytes`` more fit. False, and none removed, if they never do."""
+        """Removes old files, and more until ``num_bytes`` fit. False if they never do."""
+        while self._sizes and self._age_s(oldest := next(iter(self._sizes))) > self._max_age_s:
+            self._remove(oldest)
         max_bytes = self._max_bytes
         if max_bytes is None:
             max_bytes = default_bytes(shutil.disk_usage(self._path).free + self._num_bytes)
@@ -350,7 +355,14 @@ class PrefixFiles:
 
     def _is_lent(self, place: _PrefixPlace) -> bool:
         since_s = self._lent.get(place)
-        return since_s is not None and self._clock() - since_s <= LENT_S
+        return since_s is not None and abs(self._clock() - since_s) <= LENT_S
+
+    def _age_s(self, place: _PrefixPlace) -> float:
+        """How long it was unused; infinite where it is gone."""
+        try:
+            return self._clock() - (self._path / place.name).stat().st_mtime
+        except OSError:
+            return math.inf
 
     def _lend(self, place: _PrefixPlace) -> Prefix | None:
         try:

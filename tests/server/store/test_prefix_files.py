@@ -104,7 +104,7 @@ def test_states_of_another_model_are_not_used(tmp_path: Path) -> None:
 
 def test_state_that_memory_has_is_not_read_from_the_disk_for_a_while(tmp_path: Path) -> None:
     now_s = [0.0]
-    tier = PrefixFiles(tmp_path, DiskFiles(), IDENTITY, 8 * FILE_BYTES, lambda: now_s[0])
+    tier = PrefixFiles(tmp_path, DiskFiles(), IDENTITY, clock=lambda: now_s[0])
     tier.put([new(128, 1, kept=True)])
     assert found(tier) == (0, 0)
     now_s[0] = 1.5 * LENT_S  # nobody has said that it has left memory, but it may have
@@ -133,6 +133,19 @@ def test_files_that_are_too_many_for_a_new_bound_are_removed_at_start(tmp_path: 
     files(tmp_path).put([new(128, 1), new(256, 2), new(290, 3)])
     assert len(files(tmp_path, num=1)) == 1
     assert found(files(tmp_path)) == (290, 3)
+
+
+def test_what_was_unused_for_too_long_is_removed(tmp_path: Path) -> None:
+    files(tmp_path).put([new(128, 1), new(256, 2)])
+    (old,) = tmp_path.glob("*/*-128.*")
+    os.utime(old, (0, 0))
+    assert len(files(tmp_path)) == 2
+    tier = PrefixFiles(tmp_path, DiskFiles(), IDENTITY, max_age_s=86_400)
+    assert len(tier) == 1
+    (left,) = tmp_path.glob("*/*")
+    os.utime(left, (0, 0))
+    tier.put([new(290, 3)])
+    assert [file.name[64:68] for file in tmp_path.glob("*/*")] == ["-290"]
 
 
 def test_leftover_of_a_crash_is_removed_and_foreign_files_are_not(tmp_path: Path) -> None:
