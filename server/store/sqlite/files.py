@@ -269,7 +269,6 @@ class PrefixFiles:
         max_age_s: float = math.inf,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.num_hits = 0
         self._path, self._files, self._identity = path, files, identity
         self._max_bytes, self._max_age_s, self._clock = max_bytes, max_age_s, clock
         self._num_bytes = 0
@@ -375,7 +374,6 @@ class PrefixFiles:
             return None
         self._note_use(place)
         self._lent[place] = self._clock()
-        self.num_hits += 1
         return prefix
 
     def _note_use(self, place: _PrefixPlace) -> None:
