@@ -216,7 +216,11 @@ FLAGS: tuple[tuple[str, Any, str], ...] = (
     ("retention_s", float, "Seconds until an unused session is deleted [30 days]."),
     ("sleep_memory", str, "Memory for states of idle sessions without a slot [256MiB]."),
     ("prefix_cache", str, "Memory for the prefix cache; 0 disables it [64MiB]."),
-    ("prefix_disk", str, "Disk space for prefix states evicted from memory; 0 disables it [0]."),
+    (
+        "prefix_disk",
+        str,
+        "Disk space for prefix states that outlive a restart; 0 disables it [1GiB with a folder].",
+    ),
     (
         "max_detached_tokens",
         int,

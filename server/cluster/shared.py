@@ -237,11 +237,11 @@ class Cluster:
             schema_of(name, identity.model),
             self._objects(PREFIX_TIMEOUT_S),
             identity,
-            SharedLimits(self._config.prefix_disk),
+            SharedLimits(self._config.prefix_disk or 0),
             time.monotonic,
         )
         return PrefixTier(
-            async_engine, shared, bos_token_id, shared=True, timeout_s=FETCH_S, at_end=shared.close
+            async_engine, shared, bos_token_id, timeout_s=FETCH_S, at_end=shared.close
         )
 
     def owner_elsewhere(self, name: str, digest: str) -> Callable[[str], str | None]:

@@ -286,7 +286,8 @@ class ServerConfig(BaseModel):
     continue_on_start: bool = False
     trust_unsigned_state: bool = False
     prefix_cache: ByteCount = Field(default=64 * MIB, ge=0)
-    prefix_disk: ByteCount = Field(default=0, ge=0)
+    #: None leaves it to the store: see `server.models.storage.has_prefix_tier`.
+    prefix_disk: ByteCount | None = Field(default=None, ge=0)
 
     max_prompt_tokens: int | None = Field(default=None, ge=1)
     max_tokens_limit: int = Field(default=1_000_000, ge=1)

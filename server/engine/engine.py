@@ -51,8 +51,12 @@ class Engine:
         matchers = config.matchers or no_matchers
         self._prefixes = None
         if config.max_prefixes:
-            limits = config.max_prefixes, config.max_evicted_prefixes, config.max_prefix_bytes
-            self._prefixes = PrefixCache(*limits)
+            self._prefixes = PrefixCache(
+                config.max_prefixes,
+                config.max_evicted_prefixes,
+                config.max_prefix_bytes,
+                config.min_prefix_uses,
+            )
         self._scheduler: Scheduler[Live] = Scheduler(
             *(runner.grid, config.max_running, config.max_waiting),
             max_drafts=0 if self._drafter is None else self._drafter.max_drafts,
@@ -301,13 +305,17 @@ class Engine:
         return records
 
     def insert_prefix(self, owner: str, prefix: Prefix) -> None:
-        """Takes a prompt's state into the prefix cache."""
+        """Takes a prompt's state from the second tier into the prefix cache."""
         if self._prefixes is not None:
-            self._prefixes.insert(owner, prefix)
+            self._prefixes.insert(owner, prefix, is_stored=True)
 
     def take_evicted_prefixes(self) -> list[Evicted]:
-        """What the prefix cache has put out since the last call."""
+        """What the prefix cache has offered and evicted since the last call."""
         return [] if self._prefixes is None else self._prefixes.take_evicted()
+
+    def most_useful_prefixes(self) -> list[Evicted]:
+        """See `PrefixCache.most_useful`."""
+        return [] if self._prefixes is None else self._prefixes.most_useful()
 
     def next_expiry(self) -> float | None:
         """When `expire` has something to do, on the clock of ``now``."""

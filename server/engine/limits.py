@@ -25,9 +25,10 @@ class EngineConfig:
     those that have been idle for longest, or for ``session_ttl_s``, or where the states of all
     have more than ``max_asleep_bytes``; otherwise those of ``session_ttl_s`` are deleted. A kept
     session is saved every ``save_interval`` tokens, and parks ``max_detached_tokens`` after its
-    client has left. ``matchers`` makes one of a grammar's text, at its beginning; without it
-    grammars are refused. With a ``drafter`` a step may draw several tokens of a request; not on a
-    runner that has a grid.
+    client has left. A prefix is offered to the cache's second tier at its use number
+    ``min_prefix_uses``; up to ``max_evicted_prefixes`` wait for it, and as many that were evicted.
+    ``matchers`` makes one of a grammar's text, at its beginning; without it grammars are refused.
+    With a ``drafter`` a step may draw several tokens of a request; not on a runner that has a grid.
     """
 
     new_id: Callable[[], str]
@@ -42,6 +43,7 @@ class EngineConfig:
     max_prefixes: int = 0
     max_prefix_bytes: float = math.inf
     max_evicted_prefixes: int = 0
+    min_prefix_uses: int = 1
     matchers: Callable[[str], Matcher] | None = None
     drafter: Drafter | None = None
 

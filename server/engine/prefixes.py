@@ -63,7 +63,7 @@ class Prefix(NamedTuple):
 class Evicted(NamedTuple):
     """A prefix of ``owner`` that made room.
 
-    Or, ``kept``, one that is new and still here, for those who share what they have.
+    Or, ``kept``, one that is still here and is offered to the second tier.
     """
 
     owner: str
@@ -184,6 +184,7 @@ class _Entry:
     priority: float
     age: int
     num_uses: int = 1
+    is_offered: bool = False  # the second tier has it, or was offered it
 
     def worth(self) -> float:
         """Fr Cost / Size of the module's formula."""
@@ -218,19 +219,27 @@ class PrefixCache:
 
     They are shared with those who took them: blocks are immutable.
 
-    Up to ``max_evicted`` evicted entries wait for `take_evicted`, the latest ones;
-    beyond that, and so without it, an evicted state is gone. As many new ones wait there.
+    An entry is offered to a second tier at its use number ``min_uses``, its computation
+    being the first. Up to ``max_evicted`` of those wait for `take_evicted`, the latest ones, and
+    as many that were offered before and have made room. Without it there is no second tier.
     """
 
-    def __init__(self, max_entries: int, max_evicted: int = 0, max_bytes: float = math.inf) -> None:
+    def __init__(
+        self,
+        max_entries: int,
+        max_evicted: int = 0,
+        max_bytes: float = math.inf,
+        min_uses: int = 1,
+    ) -> None:
         assert max_entries > 0, max_entries
         self._max_entries, self._max_bytes = max_entries, max_bytes
+        self._min_uses = min_uses
         self.num_entries = self._num_bytes = 0
         self.num_hits = self.num_misses = 0
         self.saved_tokens_total = 0
         self._owners: dict[str, _Owned] = {}
         self._evicted: deque[Evicted] = deque(maxlen=max_evicted)
-        self._inserted: deque[Evicted] = deque(maxlen=max_evicted)
+        self._offered: deque[Evicted] = deque(maxlen=max_evicted)
         # One item for each entry. A use raises its entry's priority and leaves the item as it
         # was; that is put right when the item comes to the front.
         self._queue: list[tuple[float, int, _Entry]] = []
@@ -250,16 +259,25 @@ class PrefixCache:
         owned = self._owners.get(owner)
         return self._used(None if owned is None else owned.entries.get(key))
 
-    def insert(self, owner: str, prefix: Prefix, continued: bytes | None = None) -> bool:
+    def insert(
+        self,
+        owner: str,
+        prefix: Prefix,
+        continued: bytes | None = None,
+        *,
+        is_stored: bool = False,
+    ) -> bool:
         """Keeps ``prefix``, unless it is here; returns whether it is here now.
 
         It takes the place of the entry whose key is ``continued``, that it was computed from,
-        where no other prompt has used that one: the earlier turn of a conversation.
+        where no other prompt has used that one: the earlier turn of a conversation. One that
+        ``is_stored`` comes from the second tier.
         """
         assert prefix.num_tokens > 0
         block = prefix.block
         entries = self._owners[owner].entries if owner in self._owners else {}
-        if prefix.key in entries:
+        if (known := entries.get(prefix.key)) is not None:
+            known.is_offered |= is_stored
             return True
         if block.num_bytes > self._max_bytes:
             return False
@@ -269,24 +287,48 @@ class PrefixCache:
                 self._supersede(superseded)
         while not self._has_room(block):
             self._evict()
-        entry = _Entry(owner, prefix, 0.0, self._next_age())
+        entry = _Entry(owner, prefix, 0.0, self._next_age(), is_offered=is_stored)
         entry.priority = self._clock + entry.worth()
         self._owners.setdefault(owner, _Owned()).add(entry)
         heapq.heappush(self._queue, (entry.priority, entry.age, entry))
         self.num_entries += 1
         self._num_bytes += block.num_bytes
-        self._inserted.append(Evicted(owner, prefix, kept=True))
+        self._offer_used(entry)
         return True
 
-    def take_evicted(self) -> list[Evicted]:
-        """What is new since the last call and what was evicted, each oldest first.
+    def offer(self, owner: str, key: bytes) -> None:
+        """Offers an entry to the second tier at once: a client knows it by its handle."""
+        self._offer(self._owners[owner].entries[key])
 
-        As far as it was to wait. What is new may be among the evicted as well, after itself.
+    def take_evicted(self) -> list[Evicted]:
+        """What was offered since the last call and what was evicted, each oldest first.
+
+        As far as it was to wait. One may be offered and evicted, in this order.
         """
-        taken = [*self._inserted, *self._evicted]
-        self._inserted.clear()
+        taken = [*self._offered, *self._evicted]
+        self._offered.clear()
         self._evicted.clear()
         return taken
+
+    def most_useful(self) -> list[Evicted]:
+        """The entries that a restart should find again, those of the highest priority first."""
+        found = [
+            entry
+            for owned in self._owners.values()
+            for entry in owned.entries.values()
+            if entry.is_offered or entry.prefix.num_tokens >= FIRST_POWER
+        ]
+        found.sort(key=lambda entry: (entry.priority, entry.age), reverse=True)
+        return [Evicted(entry.owner, entry.prefix, kept=True) for entry in found]
+
+    def _offer_used(self, entry: _Entry) -> None:
+        if entry.num_uses >= self._min_uses:
+            self._offer(entry)
+
+    def _offer(self, entry: _Entry) -> None:
+        if not entry.is_offered:
+            entry.is_offered = True
+            self._offered.append(Evicted(entry.owner, entry.prefix, kept=True))
 
     def _used(self, entry: _Entry | None) -> Prefix | None:
         if entry is None:
@@ -297,6 +339,7 @@ class PrefixCache:
         entry.num_uses += 1
         entry.priority = self._clock + entry.worth()
         entry.age = self._next_age()
+        self._offer_used(entry)
         return entry.prefix
 
     def _longest(self, owner: str, tokens: Sequence[int], origin: str) -> _Entry | None:
@@ -338,7 +381,8 @@ class PrefixCache:
             del self._owners[entry.owner]
         self.num_entries -= 1
         self._num_bytes -= entry.num_bytes
-        self._evicted.append(Evicted(entry.owner, entry.prefix))
+        if entry.is_offered:
+            self._evicted.append(Evicted(entry.owner, entry.prefix))
 
     def _next_age(self) -> int:
         self._age += 1
@@ -433,6 +477,8 @@ class Prompts:
     def _name(self, live: Live, prefix: Prefix) -> None:
         """Notes the handle of a prompt that ``prefix`` is the last state of."""
         if live.request.return_prefix and prefix.position >= live.cached_at[-1]:
+            assert self._prefixes is not None
+            self._prefixes.offer(live.owner, prefix.key)
             live.prefix = str(PrefixHandle(prefix.key, live.prompt[prefix.num_tokens :]))
 
     def _drop_read_prompt(self, live: Live) -> None:

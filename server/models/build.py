@@ -46,7 +46,15 @@ from server.models.backend import Backend, BackendError, open_backend
 from server.models.changes import ModelBroken
 from server.models.registry import Models, Version
 from server.models.service import ModelInfo, make_service, state_tensors
-from server.models.storage import Home, Shared, home_of, open_prefixes, open_storage
+from server.models.storage import (
+    Home,
+    Shared,
+    has_prefix_tier,
+    home_of,
+    min_prefix_uses,
+    open_prefixes,
+    open_storage,
+)
 from server.observability.metrics import Metrics
 from server.observability.tracing import OFF, Tracer
 from server.runtime.async_engine import AsyncEngine
@@ -415,7 +423,8 @@ def _limits(
         max_detached_tokens=config.max_detached_tokens,
         max_prefixes=config.prefix_cache // least,
         max_prefix_bytes=config.prefix_cache,
-        max_evicted_prefixes=64 if config.prefix_disk else 0,
+        max_evicted_prefixes=64 if has_prefix_tier(config, store) else 0,
+        min_prefix_uses=min_prefix_uses(config),
         matchers=constraints.matcher,
     )
 

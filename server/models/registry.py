@@ -151,6 +151,7 @@ class Models:
         self._stopping.add(version.async_engine)
         if (watching := self._watching.pop(version.async_engine, None)) is not None:
             watching.cancel()
+        await version.service.sessions.save_prefixes()
         ended = await version.async_engine.stop()
         await version.service.close()
         return ended

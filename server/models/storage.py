@@ -8,6 +8,7 @@ first version has that place; any other gets ``versions/DIGEST`` in it.
 from __future__ import annotations
 
 import hashlib
+import logging
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -39,6 +40,10 @@ from server.store.table_store import StoreLimits
 MEMORY = "memory"
 
 VERSIONS, MODELS = "versions", "models"
+#: How long a request waits for a prefix on the disk, should that hang.
+PREFIX_TIMEOUT_S = 5.0
+
+logger = logging.getLogger("everstream.prefixes")
 
 R = TypeVar("R")
 
@@ -137,16 +142,43 @@ def open_prefixes(
     home: Home | None,
     shared: Shared | None,
 ) -> PrefixTier | None:
-    """The prefix cache's second tier, in the store, where the configuration gives it room."""
-    if not config.prefix_disk:
+    """The prefix cache's second tier, in the store, where the configuration gives it room.
+
+    A server without it is as good, but slower: if the folder cannot be used, the log says so.
+    """
+    if config.prefix_disk == 0:
         return None
-    identity = identity_of(checkpoint, backend)
+    identity, bos_token_id = identity_of(checkpoint, backend), checkpoint.config.bos_token_id
     if shared is not None:
-        return shared.open_prefixes(name, identity, async_engine, checkpoint.config.bos_token_id)
+        if config.prefix_disk is None:
+            return None
+        return shared.open_prefixes(name, identity, async_engine, bos_token_id)
     if home is None:
         return None
-    files = PrefixFiles(home.path / "prefixes", DiskFiles(), identity, config.prefix_disk)
-    return PrefixTier(async_engine, files, checkpoint.config.bos_token_id)
+    try:
+        files = PrefixFiles(
+            home.path / "prefixes", DiskFiles(), identity, config.prefix_disk, config.retention_s
+        )
+    except OSError as error:
+        logger.warning("the prefix cache is not kept on the disk: %s", error)
+        return None
+    return PrefixTier(async_engine, files, bos_token_id, timeout_s=PREFIX_TIMEOUT_S)
+
+
+def has_prefix_tier(config: ServerConfig, store: Store) -> bool:
+    """Whether prefixes outlive a restart: by default in a folder, in a database if asked for."""
+    if config.is_shared:
+        return bool(config.prefix_disk)
+    return store.durable and config.prefix_disk != 0
+
+
+def min_prefix_uses(config: ServerConfig) -> int:
+    """The use at which a prefix is written: the first, where other replicas wait for it.
+
+    Elsewhere at the third. The second one of a prompt's last state is only the next turn of its
+    own conversation; so what one client sends writes nothing before the server stops.
+    """
+    return 1 if config.is_shared else 3
 
 
 def identity_of(checkpoint: Checkpoint, backend: Backend) -> Identity:

@@ -1,9 +1,8 @@
 """The prefix cache's second tier between the event loop and the engine.
 
-What the engine puts out is written by a thread of its own. A prompt whose beginning is
-there waits for its own state to be read, and no other request does. A tier that replicas
-share gets new states as well, and no request waits for it beyond a short time: it may
-hang, and what it has can be computed.
+What the engine offers is written by a thread of its own, and at the end what memory has.
+A prompt whose beginning is there waits for its own state to be read, no other request
+does, and none waits beyond a short time: the tier may hang, and what it has can be computed.
 """
 
 from __future__ import annotations
@@ -13,19 +12,26 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
+from itertools import accumulate
 from typing import Protocol
 
 from server.engine.prefixes import FIRST_POWER, Evicted, Prefix, PrefixHandle
 from server.engine.session import SessionValue
 from server.engine.text import TokenArray
 from server.engine.types import Request
+from server.errors import RequestError
 from server.runtime.async_engine import AsyncEngine
 
 logger = logging.getLogger("everstream.prefixes")
 
-#: New states that wait for a shared tier; of more the oldest are not shared.
+#: States that wait to be written; of more the oldest are dropped.
 MAX_UNWRITTEN = 64
+#: Bytes of states that are written when the server stops, so that it stops soon.
+MAX_SAVED_BYTES = 256 << 20
+#: How long an engine may take to name them.
+SAVE_TIMEOUT_S = 5.0
 
 
 class Prefixes(Protocol):
@@ -48,8 +54,8 @@ class PrefixTier:
     """Belongs to the event loop. ``bos_token_id`` begins a text in an empty session.
 
     A request waits for ``timeout_s`` at most, and one that comes while another's state is
-    overdue does not wait at all. ``shared``: what is new goes there at once. ``at_end`` is
-    the last thing that the tier's thread does.
+    overdue does not wait at all. ``at_end`` is the last thing that the tier's thread does, after
+    up to ``max_saved_bytes`` of what memory had.
     """
 
     def __init__(
@@ -58,15 +64,17 @@ class PrefixTier:
         prefixes: Prefixes,
         bos_token_id: int,
         *,
-        shared: bool = False,
         timeout_s: float | None = None,
+        max_saved_bytes: int = MAX_SAVED_BYTES,
         at_end: Callable[[], object] = lambda: None,
     ) -> None:
         self._async_engine, self._prefixes = async_engine, prefixes
         self._bos_token_id = bos_token_id
-        self._shared, self._timeout_s, self._at_end = shared, timeout_s, at_end
+        self._timeout_s, self._at_end = timeout_s, at_end
+        self._max_saved_bytes = max_saved_bytes
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefixes")
-        self._unwritten: deque[Evicted] = deque(maxlen=MAX_UNWRITTEN if shared else None)
+        self._unwritten: deque[Evicted] = deque(maxlen=MAX_UNWRITTEN)
+        self._saved: list[Evicted] = []
         self._fetching: set[asyncio.Task[None]] = set()
         self._overdue: asyncio.Task[None] | None = None
         self._closing = False
@@ -92,10 +100,24 @@ class PrefixTier:
         elif not fetching.cancelled():
             fetching.result()
 
+    async def save(self) -> None:
+        """Notes for `close` what a restart should find; before the async engine stops."""
+        if not self._async_engine.healthy:
+            return
+        with suppress(RequestError, TimeoutError):
+            async with asyncio.timeout(SAVE_TIMEOUT_S):
+                found = await self._async_engine.call(
+                    lambda engine, now: engine.most_useful_prefixes(), urgent=True
+                )
+            sizes = accumulate(entry.prefix.block.num_bytes for entry in found)
+            num = sum(size <= self._max_saved_bytes for size in sizes)
+            self._saved = found[:num][::-1]  # the most useful last: it makes room last
+
     def close(self) -> None:
-        """Writes what is outstanding."""
+        """Writes what is outstanding, and what was noted by `save`."""
         self._closing = True
         self._thread.submit(self._write)
+        self._thread.submit(self._put_to_tier, self._saved)
         self._thread.submit(self._at_end)
         self._thread.shutdown()
 
@@ -129,18 +151,20 @@ class PrefixTier:
             logger.debug("a prompt's state could not be fetched: %s", error)
 
     def _put(self, evicted: Sequence[Evicted]) -> None:
-        wanted = [entry for entry in evicted if self._shared or not entry.kept]
-        if wanted:
-            self._unwritten.extend(wanted)
-            self._thread.submit(self._write)
+        self._unwritten.extend(evicted)
+        self._thread.submit(self._write)
 
     def _write(self) -> None:
         """One after the other, and each prompt that waits for its state comes in between."""
         while self._unwritten:
-            try:
-                self._prefixes.put([self._unwritten.popleft()])
-            except OSError as error:
-                logger.warning("a prompt's state could not be written: %s", error)
+            self._put_to_tier([self._unwritten.popleft()])
             if self._fetching and not self._closing:
                 self._thread.submit(self._write)
                 return
+
+    def _put_to_tier(self, evicted: Sequence[Evicted]) -> None:
+        try:
+            if evicted:
+                self._prefixes.put(evicted)
+        except OSError as error:
+            logger.warning("a prompt's state could not be written: %s", error)

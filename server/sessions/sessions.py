@@ -137,6 +137,11 @@ class Sessions:
                     ids = request.ids
                     await self.loader.use(session, owner, call, request_ids=ids, work=True)
 
+    async def save_prefixes(self) -> None:
+        """Before the async engine stops: `close` writes what a restart should find."""
+        if self._prefixes is not None:
+            await self._prefixes.save()
+
     def close(self) -> None:
         """Writes what is outstanding."""
         if self._prefixes is not None:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
+import os
 import secrets
+import shutil
+import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
@@ -215,14 +220,24 @@ def _digest(path: Path) -> str | None:
 
 
 # -------------------------------------------------------------------------------------------------
-# Prompts' states that did not fit memory, as files: the prefix cache's second tier.
+# Prompts' states as files: the prefix cache's second tier.
 #
 # One folder for each owner, one file for each state. A file that is broken, or
 # belongs to another model, is removed and was never there. Nothing here is needed:
-# what is lost is computed again.
+# what is lost is computed again. So nothing is synced.
 
 
-class _Place(NamedTuple):
+#: Of all files where the operator has set nothing, as far as the disk has so much to spare.
+DEFAULT_PREFIX_BYTES = 1 << 30
+#: They take at most one part of so many of what would be free without them.
+FREE_PARTS = 10
+#: What memory was given is read again after this time: by then it may have made room.
+LENT_S = 600.0
+
+
+class _PrefixPlace(NamedTuple):
+    """A file: the owner's folder, the key in hex digits, the number of tokens."""
+
     folder: str
     key: str
     num_tokens: int
@@ -232,87 +247,152 @@ class _Place(NamedTuple):
         return f"{self.folder}/{self.key}-{self.num_tokens}{SUFFIX}"
 
 
+def default_bytes(free_bytes: int) -> int:
+    """What the files may take of ``free_bytes``, which a disk has without them."""
+    return min(DEFAULT_PREFIX_BYTES, free_bytes // FREE_PARTS)
+
+
 class PrefixFiles:
     """At most ``max_bytes`` of files under ``path``; those unused for longest go first.
 
-    For one thread at a time.
+    Without ``max_bytes`` it is `DEFAULT_PREFIX_BYTES`, or less on a disk that is nearly full.
+    What was unused for ``max_age_s`` goes when the next one is written, or at the next start.
+    For one thread at a time. Raises `OSError` where the folder cannot be used.
     """
 
-    def __init__(self, path: Path, files: Files, identity: Identity, max_bytes: int) -> None:
-        self.num_hits = 0
+    def __init__(
+        self,
+        path: Path,
+        files: Files,
+        identity: Identity,
+        max_bytes: int | None = None,
+        max_age_s: float = math.inf,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._path, self._files, self._identity = path, files, identity
+        self._max_bytes, self._max_age_s, self._clock = max_bytes, max_age_s, clock
+        self._num_bytes = 0
+        self._sizes: OrderedDict[_PrefixPlace, int] = OrderedDict()
+        self._places: dict[str, dict[str, _PrefixPlace]] = {}  # by folder and key
+        self._lent: dict[_PrefixPlace, float] = {}
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._max_bytes, self._num_bytes = max_bytes, 0
-        self._places: OrderedDict[_Place, int] = OrderedDict()  # with the sizes of the files
-        self._lent: set[_Place] = set()
-        for file in sorted(path.glob(f"*/*{SUFFIX}"), key=lambda file: file.stat().st_mtime):
-            key, _, num_tokens = file.stem.rpartition("-")
-            self._add(_Place(file.parent.name, key, int(num_tokens)), file.stat().st_size)
+        for leftover in path.glob("*/*.new"):
+            leftover.unlink(missing_ok=True)
+        for place, stat in sorted(self._found(), key=lambda found: found[1].st_mtime):
+            self._add(place, stat.st_size)
+        self._make_room(0)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._sizes)
 
     def put(self, evicted: Sequence[Evicted]) -> None:
         """Writes states, each once. Raises `OSError`."""
-        for owner, prefix, _ in evicted:
-            place = _Place(_folder(owner), prefix.key.hex(), prefix.num_tokens)
-            self._lent.discard(place)
-            if place in self._places:
+        for owner, prefix, is_in_memory in evicted:
+            place = _PrefixPlace(_folder(owner), prefix.key.hex(), prefix.num_tokens)
+            if place in self._sizes:
+                self._note_use(place)
+            elif not self._write(place, prefix):
                 continue
-            data = encode_prefix(prefix, self._identity)
-            replace(self._files, self._path / place.name, data, is_synced=False)
-            self._add(place, sum(memoryview(part).nbytes for part in data))
-            while self._num_bytes > self._max_bytes and len(self._places) > 1:
-                self._remove(next(iter(self._places)))
+            if is_in_memory:
+                self._lent[place] = self._clock()
+            else:
+                self._lent.pop(place, None)
 
     def find(self, owner: str, tokens: Sequence[int], origin: str = "") -> Prefix | None:
         """The state of the longest beginning of ``tokens`` that is here and is not all of them.
 
-        None as well where that one has been given out and not been put back: it is
+        None as well where that one has been given out lately and not been put back: it is
         in memory then.
         """
-        folder = _folder(owner)
-        here = {place for place in self._places if place.folder == folder}
-        lengths = sorted({place.num_tokens for place in here if place.num_tokens < len(tokens)})
-        found = zip(lengths, keys(owner, tokens, lengths, origin), strict=True)
-        for num_tokens, key in reversed(list(found)):
-            place = _Place(folder, key.hex(), num_tokens)
-            if place in self._lent:
+        here = self._places.get(_folder(owner), {})
+        lengths = {place.num_tokens for place in here.values()}
+        fitting = sorted(length for length in lengths if length < len(tokens))
+        if not fitting:
+            return None
+        for key in reversed(list(keys(owner, tokens[: fitting[-1]], fitting, origin))):
+            place = here.get(key.hex())
+            if place is not None and self._is_lent(place):
                 return None
-            if place in here and (hit := self._read(place)) is not None:
-                self._lent.add(place)
+            if place is not None and (hit := self._lend(place)) is not None:
                 return hit
         return None
 
     def named(self, owner: str, key: bytes) -> Prefix | None:
         """The one of this key; None as well where it is in memory, as in `find`."""
-        folder, digits = _folder(owner), key.hex()
-        place = next((p for p in self._places if (p.folder, p.key) == (folder, digits)), None)
-        if place is None or place in self._lent or (hit := self._read(place)) is None:
-            return None
-        self._lent.add(place)
-        return hit
+        place = self._places.get(_folder(owner), {}).get(key.hex())
+        return None if place is None or self._is_lent(place) else self._lend(place)
 
-    def _read(self, place: _Place) -> Prefix | None:
+    def _found(self) -> Iterator[tuple[_PrefixPlace, os.stat_result]]:
+        for file in self._path.glob(f"*/*{SUFFIX}"):
+            key, _, num_tokens = file.stem.rpartition("-")
+            if key and num_tokens.isdecimal():
+                with suppress(FileNotFoundError):
+                    yield _PrefixPlace(file.parent.name, key, int(num_tokens)), file.stat()
+
+    def _write(self, place: _PrefixPlace, prefix: Prefix) -> bool:
+        """False where there is no room for it."""
+        data = encode_prefix(prefix, self._identity)
+        num_bytes = sum(memoryview(part).nbytes for part in data)
+        if not self._make_room(num_bytes):
+            return False
+        replace(self._files, self._path / place.name, data, is_synced=False)
+        self._add(place, num_bytes)
+        return True
+
+    def _make_room(self, num_bytes: int) -> bool:
+        """Removes old files, and more until ``num_bytes`` fit. False if they never do."""
+        while self._sizes and self._age_s(oldest := next(iter(self._sizes))) > self._max_age_s:
+            self._remove(oldest)
+        max_bytes = self._max_bytes
+        if max_bytes is None:
+            max_bytes = default_bytes(shutil.disk_usage(self._path).free + self._num_bytes)
+        if num_bytes > max_bytes:
+            return False
+        while self._num_bytes + num_bytes > max_bytes:
+            self._remove(next(iter(self._sizes)))
+        return True
+
+    def _is_lent(self, place: _PrefixPlace) -> bool:
+        since_s = self._lent.get(place)
+        return since_s is not None and abs(self._clock() - since_s) <= LENT_S
+
+    def _age_s(self, place: _PrefixPlace) -> float:
+        """How long it was unused; infinite where it is gone."""
+        try:
+            return self._clock() - (self._path / place.name).stat().st_mtime
+        except OSError:
+            return math.inf
+
+    def _lend(self, place: _PrefixPlace) -> Prefix | None:
         try:
             data = self._files.read(self._path / place.name)
             prefix = decode_prefix(data, self._identity, bytes.fromhex(place.key), place.num_tokens)
         except (OSError, StoreError) as error:
             logger.warning("a cached prompt's state cannot be used: %s", error)
-            self._remove(place)
+            if not (isinstance(error, OSError) and error.errno in _PASSING):
+                self._remove(place)
             return None
-        self._places.move_to_end(place)
-        self.num_hits += 1
+        self._note_use(place)
+        self._lent[place] = self._clock()
         return prefix
 
-    def _add(self, place: _Place, num_bytes: int) -> None:
-        self._places[place] = num_bytes
+    def _note_use(self, place: _PrefixPlace) -> None:
+        """Also for the next process, which reads the order from the files."""
+        self._sizes.move_to_end(place)
+        with suppress(OSError):
+            os.utime(self._path / place.name)
+
+    def _add(self, place: _PrefixPlace, num_bytes: int) -> None:
+        self._places.setdefault(place.folder, {})[place.key] = place
+        self._sizes[place] = num_bytes
         self._num_bytes += num_bytes
 
-    def _remove(self, place: _Place) -> None:
-        self._num_bytes -= self._places.pop(place)
-        self._lent.discard(place)
-        (self._path / place.name).unlink(missing_ok=True)
+    def _remove(self, place: _PrefixPlace) -> None:
+        self._num_bytes -= self._sizes.pop(place)
+        self._places[place.folder].pop(place.key, None)
+        self._lent.pop(place, None)
+        with suppress(OSError):  # the next process finds it
+            (self._path / place.name).unlink()
 
 
 def _folder(owner: str) -> str:

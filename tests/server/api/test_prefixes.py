@@ -12,7 +12,7 @@ from benchmarks import sse
 from server.engine.prefixes import PrefixHandle
 from tests.fakes import FakeEngine
 from tests.server.harness import Running, receive, receive_until, running, send
-from tests.server.served import served
+from tests.server.served import Served, served
 from tests.tiny import write_model
 
 pytestmark = pytest.mark.process
@@ -165,3 +165,68 @@ async def test_handle_outlives_a_restart_where_prefixes_are_on_the_disk(tmp_path
     async with served(model, **settings) as server:
         again = await server.complete(more, prefix=handle)
         assert again.get("choices") == wanted["choices"], again
+
+
+SYSTEM = [10 + n % 200 for n in range(300)]
+
+
+def sizes(store: Path) -> list[int]:
+    """Of the prefixes on the disk."""
+    return [file.stat().st_size for file in store.glob("prefixes/*/*.safetensors")]
+
+
+async def cached_tokens(server: Served, prompt: list[int]) -> int:
+    answer = await server.complete(prompt)
+    found: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return found
+
+
+@pytest.mark.parametrize("off", [{"prefix_disk": 0}, {"prefix_cache": 0}])
+async def test_no_prefix_is_written_where_they_are_off(tmp_path: Path, off: dict[str, int]) -> None:
+    model, store = str(write_model(tmp_path / "model")), tmp_path / "store"
+    for _ in range(2):
+        async with served(model, store=str(store), **off) as server:
+            assert await cached_tokens(server, SYSTEM) == 0
+            await cached_tokens(server, SYSTEM)
+        assert sizes(store) == []
+
+
+async def test_prefixes_on_the_disk_are_bounded_in_bytes(tmp_path: Path) -> None:
+    model, store = str(write_model(tmp_path / "model")), tmp_path / "store"
+    async with served(model, store=str(store)) as server:
+        await server.complete(SYSTEM)
+    one, total = max(sizes(store)), sum(sizes(store))
+    assert total >= 2 * one
+    for shift in (1, 2):
+        async with served(model, store=str(store), prefix_disk=2 * one) as server:
+            await server.complete([token + shift for token in SYSTEM])
+        assert one <= sum(sizes(store)) <= 2 * one
+
+
+async def test_server_starts_where_the_folder_of_prefixes_cannot_be_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, store = str(write_model(tmp_path / "model")), tmp_path / "store"
+    store.mkdir()
+    (store / "prefixes").write_bytes(b"no folder")
+    async with served(model, store=str(store)) as server:
+        assert await cached_tokens(server, SYSTEM) == 0
+        assert await cached_tokens(server, SYSTEM) >= 256
+    assert "the prefix cache is not kept on the disk" in caplog.text
+
+
+async def test_damaged_prefixes_are_computed_again(tmp_path: Path) -> None:
+    model, store = str(write_model(tmp_path / "model")), tmp_path / "store"
+    async with served(model, store=str(store)) as server:
+        text = await server.text(SYSTEM)
+    files = list(store.glob("prefixes/*/*.safetensors"))
+    for file in files:
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+    (files[0].parent / "foreign-file.safetensors").write_bytes(b"")
+    (files[0].parent / "cut.new").write_bytes(b"")
+    async with served(model, store=str(store)) as server:
+        assert not (files[0].parent / "cut.new").exists()
+        assert await cached_tokens(server, SYSTEM) == 0
+        assert await server.text(SYSTEM) == text

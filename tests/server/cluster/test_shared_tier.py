@@ -64,7 +64,7 @@ async def replica(prefixes: SharedPrefixes) -> AsyncIterator[Replica]:
     async_engine = AsyncEngine(engine, time.monotonic, Metrics(), MemoryStore())
     await async_engine.start()
     bos = tiny_checkpoint().config.bos_token_id
-    tier = PrefixTier(async_engine, prefixes, bos, shared=True, at_end=prefixes.close)
+    tier = PrefixTier(async_engine, prefixes, bos, at_end=prefixes.close)
     yield Replica(async_engine, tier)
     assert await async_engine.stop()
     tier.close()

@@ -187,6 +187,50 @@ def test_new_entries_are_offered_once_and_before_they_are_evicted() -> None:
     assert cache.take_evicted() == []
 
 
+def test_entry_is_offered_at_the_use_that_was_set_and_no_later_one() -> None:
+    cache = PrefixCache(8, max_evicted=8, min_uses=3)
+    insert(cache, "me", (1, 2), block())
+    for num_offered in (0, 1, 0):
+        cache.lookup("me", (1, 2, 3))
+        assert len(cache.take_evicted()) == num_offered
+
+
+def test_entry_that_was_never_offered_makes_room_in_silence() -> None:
+    cache = PrefixCache(1, max_evicted=8, min_uses=3)
+    insert(cache, "me", (1, 2), block())
+    insert(cache, "me", (3, 4), block())
+    assert cache.take_evicted() == []
+
+
+def test_entry_with_a_handle_is_offered_at_once() -> None:
+    cache = PrefixCache(1, max_evicted=8, min_uses=3)
+    insert(cache, "me", (1, 2), block())
+    (key,) = keys("me", (1, 2), (2,))
+    for _ in range(2):
+        cache.offer("me", key)
+    assert [(e.prefix.key, e.kept) for e in cache.take_evicted()] == [(key, True)]
+
+
+def test_entry_of_the_second_tier_is_not_offered_again_but_told_when_it_leaves() -> None:
+    cache = PrefixCache(1, max_evicted=8)
+    (key,) = keys("me", (1, 2), (2,))
+    cache.insert("me", Prefix(key, 2, block(), 2, (1, 2)), is_stored=True)
+    cache.lookup("me", (1, 2, 3))
+    insert(cache, "me", (3, 4, 5), block())
+    assert [(e.prefix.num_tokens, e.kept) for e in cache.take_evicted()] == [(3, True), (2, False)]
+
+
+def test_most_useful_entries_are_those_of_the_highest_priority() -> None:
+    cache = PrefixCache(8, max_evicted=8, min_uses=3)
+    texts = [tuple(range(first, first + length)) for first, length in ((0, 130), (1, 129), (2, 40))]
+    for text in texts:
+        insert(cache, "me", text, block())
+    cache.lookup("me", (*texts[1], 7))
+    assert [e.prefix.num_tokens for e in cache.most_useful()] == [129, 130]
+    cache.offer("me", next(keys("me", texts[2], (40,))))
+    assert [e.prefix.num_tokens for e in cache.most_useful()] == [129, 130, 40]
+
+
 def test_untaken_new_entries_are_bounded() -> None:
     cache = PrefixCache(8, max_evicted=2)
     for token in range(5):

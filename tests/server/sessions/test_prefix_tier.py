@@ -100,33 +100,74 @@ async def test_short_texts_and_kept_sessions_are_not_looked_for() -> None:
     assert prefixes.calls == []
 
 
-@pytest.mark.parametrize("shared", [False, True])
-async def test_new_states_go_to_a_shared_tier_alone(shared: bool) -> None:
+@pytest.mark.parametrize(("min_uses", "num_prompts"), [(1, 1), (3, 3)])
+async def test_state_is_written_at_the_use_that_the_engine_is_told(
+    min_uses: int, num_prompts: int
+) -> None:
     prefixes = FakePrefixes()
-    async with driving(FakeEngine(**PREFIXES)) as async_engine:
-        tier = PrefixTier(async_engine, prefixes, EOS, shared=shared)
-        await run(async_engine, request())
+    async with driving(FakeEngine(**PREFIXES, min_prefix_uses=min_uses)) as async_engine:
+        tier = PrefixTier(async_engine, prefixes, EOS)
+        for number in range(num_prompts):
+            await async_engine.stats()
+            assert prefixes.put_entries == []
+            await run(async_engine, request(f"r{number}"))
         await async_engine.stats()
         tier.close()
-    assert {e.prefix.num_tokens for e in prefixes.put_entries} == ({128, 199} if shared else set())
+    written = {199} if min_uses > 1 else {128, 199}
+    assert {e.prefix.num_tokens for e in prefixes.put_entries} == written
     assert all(e.kept for e in prefixes.put_entries)
 
 
-async def test_evicted_states_go_to_every_tier() -> None:
+async def test_tier_learns_which_states_have_left_memory() -> None:
     prefixes = FakePrefixes()
     async with driving(FakeEngine(max_prefixes=1, max_evicted_prefixes=64)) as async_engine:
         tier = PrefixTier(async_engine, prefixes, EOS)
         await run(async_engine, request())
         await async_engine.stats()
         tier.close()
-    assert [(e.prefix.num_tokens, e.kept) for e in prefixes.put_entries] == [(128, False)]
+    found = [(e.prefix.num_tokens, e.kept) for e in prefixes.put_entries]
+    assert found == [(128, True), (199, True), (128, False)]
+
+
+async def test_states_in_memory_are_saved_at_the_end_the_most_useful_last() -> None:
+    """Short ones are not: no request looks for them in the tier."""
+    prefixes = FakePrefixes()
+    async with driving(FakeEngine(**PREFIXES, min_prefix_uses=9)) as async_engine:
+        tier = PrefixTier(async_engine, prefixes, EOS)
+        await run(async_engine, request("a", tokens=TEXT[:100]))
+        await run(async_engine, request("b"))
+        await run(async_engine, request("c", tokens=TEXT[:150]))
+        await tier.save()
+        assert prefixes.put_entries == []
+        tier.close()
+    assert [e.prefix.num_tokens for e in prefixes.put_entries] == [149, 199, 128]
+
+
+async def test_saved_bytes_are_bounded_and_the_most_useful_are_kept() -> None:
+    prefixes = FakePrefixes()
+    async with driving(FakeEngine(**PREFIXES, min_prefix_uses=9)) as async_engine:
+        tier = PrefixTier(async_engine, prefixes, EOS, max_saved_bytes=2 * STATE_BYTES - 1)
+        await run(async_engine, request())
+        await tier.save()
+        tier.close()
+    assert [e.prefix.num_tokens for e in prefixes.put_entries] == [199]
+
+
+async def test_nothing_is_asked_of_an_engine_that_has_stopped() -> None:
+    prefixes = FakePrefixes()
+    async with driving(FakeEngine(**PREFIXES, min_prefix_uses=9)) as async_engine:
+        tier = PrefixTier(async_engine, prefixes, EOS)
+        await run(async_engine, request())
+    await tier.save()
+    tier.close()
+    assert prefixes.put_entries == []
 
 
 async def test_hanging_tier_delays_one_request_for_its_timeout() -> None:
     prefixes = FakePrefixes()
     prefixes.hits["me"] = HIT
     async with driving(FakeEngine(**PREFIXES)) as async_engine:
-        tier = PrefixTier(async_engine, prefixes, EOS, shared=True, timeout_s=0.01)
+        tier = PrefixTier(async_engine, prefixes, EOS, timeout_s=0.01)
         prefixes.gate.clear()
         async with asyncio.timeout(60):
             await tier.fetch(request())
@@ -142,7 +183,7 @@ async def test_hanging_tier_delays_one_request_for_its_timeout() -> None:
 async def test_prompt_does_not_wait_for_all_that_is_written() -> None:
     prefixes = FakePrefixes()
     async with driving(FakeEngine(**PREFIXES)) as async_engine:
-        tier = PrefixTier(async_engine, prefixes, EOS, shared=True)
+        tier = PrefixTier(async_engine, prefixes, EOS)
         prefixes.gate.clear()
         async_engine.on_evicted_prefixes([entry(token, kept=True) for token in range(10)])
         assert await asyncio.to_thread(prefixes.entered.wait, 60)
@@ -155,10 +196,10 @@ async def test_prompt_does_not_wait_for_all_that_is_written() -> None:
     assert len(prefixes.put_entries) == 10
 
 
-async def test_pending_writes_to_a_shared_tier_are_bounded() -> None:
+async def test_pending_writes_are_bounded() -> None:
     prefixes = FakePrefixes()
     async with driving(FakeEngine(**PREFIXES)) as async_engine:
-        tier = PrefixTier(async_engine, prefixes, EOS, shared=True)
+        tier = PrefixTier(async_engine, prefixes, EOS)
         prefixes.gate.clear()
         async_engine.on_evicted_prefixes([entry(0)])
         assert await asyncio.to_thread(prefixes.entered.wait, 60)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +11,15 @@ import pytest
 
 from server.store.base import DiskFiles, Identity
 from server.store.portable import encode_prefix
-from server.store.sqlite.files import PrefixFiles
+from server.store.sqlite.files import (
+    DEFAULT_PREFIX_BYTES,
+    LENT_S,
+    PrefixFiles,
+    default_bytes,
+)
 from tests.server.store.prefixes import IDENTITY, TEXT, found, named, new
 
+MIB = 1 << 20
 #: Of the file of any state here.
 FILE_BYTES = len(b"".join(encode_prefix(new(128).prefix, IDENTITY)))
 
@@ -92,3 +100,84 @@ def test_broken_file_is_removed_and_was_never_there(tmp_path: Path, place: int) 
 def test_states_of_another_model_are_not_used(tmp_path: Path) -> None:
     files(tmp_path).put([new(128, 1)])
     assert found(files(tmp_path, identity=replace(IDENTITY, model="other"))) == (0, 0)
+
+
+def test_state_that_memory_has_is_not_read_from_the_disk_for_a_while(tmp_path: Path) -> None:
+    now_s = [0.0]
+    tier = PrefixFiles(tmp_path, DiskFiles(), IDENTITY, clock=lambda: now_s[0])
+    tier.put([new(128, 1, kept=True)])
+    assert found(tier) == (0, 0)
+    now_s[0] = 1.5 * LENT_S  # nobody has said that it has left memory, but it may have
+    assert found(tier) == (128, 1)
+    assert found(tier) == (0, 0)
+
+
+def test_use_is_remembered_by_the_next_process(tmp_path: Path) -> None:
+    tier = files(tmp_path, num=2)
+    tier.put([new(128, 1), new(256, 2)])
+    (oldest,) = tmp_path.glob("*/*-128.*")
+    os.utime(oldest, (0, 0))
+    files(tmp_path, num=2).put([new(128, 1)])  # it is here, and was of use
+    files(tmp_path, num=2).put([new(290, 3)])
+    assert found(files(tmp_path, num=2), text=TEXT[:200]) == (128, 1)
+    assert {file.name[64:68] for file in tmp_path.glob("*/*")} == {"-128", "-290"}
+
+
+def test_state_larger_than_all_room_is_not_written(tmp_path: Path) -> None:
+    tier = PrefixFiles(tmp_path, DiskFiles(), IDENTITY, FILE_BYTES - 1)
+    tier.put([new(128, 1)])
+    assert len(tier) == len(list(tmp_path.glob("*/*"))) == 0
+
+
+def test_files_that_are_too_many_for_a_new_bound_are_removed_at_start(tmp_path: Path) -> None:
+    files(tmp_path).put([new(128, 1), new(256, 2), new(290, 3)])
+    assert len(files(tmp_path, num=1)) == 1
+    assert found(files(tmp_path)) == (290, 3)
+
+
+def test_what_was_unused_for_too_long_is_removed(tmp_path: Path) -> None:
+    files(tmp_path).put([new(128, 1), new(256, 2)])
+    (old,) = tmp_path.glob("*/*-128.*")
+    os.utime(old, (0, 0))
+    assert len(files(tmp_path)) == 2
+    tier = PrefixFiles(tmp_path, DiskFiles(), IDENTITY, max_age_s=86_400)
+    assert len(tier) == 1
+    (left,) = tmp_path.glob("*/*")
+    os.utime(left, (0, 0))
+    tier.put([new(290, 3)])
+    assert [file.name[64:68] for file in tmp_path.glob("*/*")] == ["-290"]
+
+
+def test_leftover_of_a_crash_is_removed_and_foreign_files_are_not(tmp_path: Path) -> None:
+    tier = files(tmp_path)
+    tier.put([new(128, 1)])
+    (file,) = tmp_path.glob("*/*")
+    leftover, foreign = file.with_suffix(".new"), file.with_name("notes.safetensors")
+    for path in (leftover, foreign):
+        path.write_bytes(b"x" * FILE_BYTES)
+    assert len(files(tmp_path)) == 1
+    assert not leftover.exists()
+    assert foreign.exists()
+
+
+def test_default_bound_leaves_a_disk_nine_tenths_of_what_it_has_free(tmp_path: Path) -> None:
+    assert default_bytes(100 << 30) == DEFAULT_PREFIX_BYTES
+    assert default_bytes(50 * MIB) == 5 * MIB
+    assert default_bytes(0) == 0
+    tier = PrefixFiles(tmp_path, DiskFiles(), IDENTITY)
+    tier.put([new(128, 1)])
+    assert found(tier) == (128, 1)
+
+
+def test_file_stays_where_the_process_has_too_many_open(tmp_path: Path) -> None:
+    tier = PrefixFiles(tmp_path, TooManyOpen(), IDENTITY)
+    tier.put([new(128, 1)])
+    assert found(tier) == (0, 0)
+    assert found(files(tmp_path)) == (128, 1)
+
+
+class TooManyOpen(DiskFiles):
+    """Cannot open what is to be read."""
+
+    def read(self, path: Path) -> bytes:
+        raise OSError(errno.EMFILE, "too many open files", str(path))
