@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from server.engine.engine import Engine
 from server.engine.session import Record
 from server.errors import InternalFailure, RequestError
-from server.runtime.commands import Command, forget
+from server.runtime.commands import Absent, Command, forget
 from server.runtime.queues import CommandQueue, DeliveryQueue, EngineStep, Question, StoreQueue
 from server.store.base import Fenced, RecordRefused, Store, StoreError, StoreLost
 
@@ -93,6 +93,8 @@ class EngineThread:
             except Exception:
                 engine_logger.exception("a command failed")
                 command.error = InternalFailure("the engine could not do this")
+            if command.result is Absent.ABSENT:
+                command.logged = frozenset()  # nothing was seen that the store may lose
             if made := engine.take_records():
                 command.logged |= {id for id, _ in made}
                 records += made

@@ -19,7 +19,7 @@ from server.engine.types import Event
 from server.errors import RequestError
 from server.runtime.async_engine import AsyncEngine
 from server.runtime.queues import EventQueue
-from server.sessions.loader import Cursor, Handover, Held
+from server.sessions.loader import MAX_MOVES, Cursor, Handover, Held
 from server.sessions.sessions import Sessions
 from server.store.base import HeldElsewhere, Loaded, StoreFailed
 from tests.fakes import FakeEngine
@@ -94,11 +94,14 @@ class Walk:
         self._session, self._names = "sess_unknown", itertools.count()
         self._sink: EventQueue[Event] = EventQueue(10**6)
         self._loading: asyncio.Task[Any] | None = None
-        self._runs = self._is_known = self._has_moved = False
+        self._runs = self._is_known = False
+        self._num_moves = 0
 
     def events(self) -> list[SessionEvent]:
         """Those of the table that can come now; `SessionEvent.SAVED` follows by itself."""
         found = [event for stage, event in TRANSITIONS if stage is self.stage]
+        if self._num_moves == MAX_MOVES:  # the loader gives up after so many
+            found = [event for event in found if event is not SessionEvent.HELD_ELSEWHERE]
         if not self._is_known or self._runs:
             found = [event for event in found if event is not SessionEvent.RESTORE]
         if not self._is_known or not self._runs:
@@ -112,7 +115,7 @@ class Walk:
         await act()
         if self.stage is Stage.LEAVING:
             self.stage = TRANSITIONS[self.stage, SessionEvent.SAVED]
-        elif event is SessionEvent.RESTORE_UNFINISHED and self._has_moved:
+        elif event is SessionEvent.RESTORE_UNFINISHED and self._num_moves:
             self.stage = TRANSITIONS[self.stage, SessionEvent.UNPARK]  # it ran a moment ago
         assert await self._found() is self.stage, event
 
@@ -142,7 +145,7 @@ class Walk:
         self._is_known, self._runs = True, False
 
     async def _load(self) -> None:
-        self._has_moved = False
+        self._num_moves = 0
         self._store.is_asked.clear()
         self._loading = asyncio.create_task(self._sessions.info(self._session, "me"))
         assert await asyncio.to_thread(self._store.is_asked.wait, 60)
@@ -162,7 +165,7 @@ class Walk:
         await self._replica.is_asked.wait()
 
     async def _handed_over(self) -> None:
-        self._has_moved = True
+        self._num_moves += 1
         self._replica.is_asked.clear()
         self._store.is_asked.clear()
         self._replica.answer.set_result(None)
