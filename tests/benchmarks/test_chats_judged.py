@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.studies.chats.judged import count, orders, sheet
+import pytest
+
+from benchmarks.studies.chats.judged import count, orders, sheet, sign_test
 
 CHATS = [
     {"questions": [f"q{n}"], "answers": {"ours": [f"one {n}"], "theirs": [f"two {n}"]}}
@@ -25,4 +27,11 @@ def test_verdicts_are_counted_for_the_model_behind_the_letter() -> None:
     letters = ["A" if names[0] == "ours" else "B" for names in orders(CHATS)]
     verdicts = {str(n): {"verdict": letter, "why": "w"} for n, letter in enumerate(letters, 1)}
     verdicts["1"]["verdict"] = "tie"
-    assert count(CHATS, verdicts)["wins"] == {"tie": 1, "ours": 19}
+    found = count(CHATS, verdicts)
+    assert found["wins"] == {"tie": 1, "ours": 19}
+    assert found["by_chance"] == pytest.approx(2 / 2**19)
+
+
+def test_sign_test_is_that_of_coins() -> None:
+    assert sign_test([3, 1]) == pytest.approx(2 * (4 + 1) / 16)
+    assert sign_test([2, 2]) == sign_test([]) == 1.0

@@ -4,7 +4,8 @@
     python -m benchmarks.studies.chats.judged count VERDICTS   # {"1": {"verdict": "A", "why": ""}}
 
 Which of the two is A is drawn for each chat, from a seed that the sheet does not show.
-``count`` writes how often each was preferred, and every verdict with its reason.
+``count`` writes how often each was preferred, how likely so clear a result is between equals (a
+sign test without the ties, two-sided), and every verdict with its reason.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import random
 from collections import Counter
 from pathlib import Path
@@ -56,7 +58,15 @@ def count(chats: list[Figures], verdicts: dict[str, Any], seed: str = SEED) -> F
         winner = "tie" if letter == "tie" else names[LETTERS.index(letter)]
         wins[winner] += 1
         rows.append({"chat": number, "better": winner, "why": _named(given["why"], names)})
-    return {"wins": dict(wins), "chats": rows}
+    by_chance = sign_test([number for name, number in wins.items() if name != "tie"])
+    return {"wins": dict(wins), "by_chance": by_chance, "chats": rows}
+
+
+def sign_test(wins: list[int]) -> float:
+    """The probability of so uneven a count, or a more uneven one, between two equals."""
+    total, most = sum(wins), max(wins, default=0)
+    tail = sum(math.comb(total, won) for won in range(most, total + 1)) / 2**total
+    return min(1.0, 2 * tail)
 
 
 def _named(reason: str, names: list[str]) -> str:

@@ -61,7 +61,7 @@ SAVE_EVERY_S = 120.0
 SCAN_PIECES = 2
 #: Of both stages of training: peak rates, and the part of the steps in which they fall.
 MATCH_RATE, UPDATE_RATE, FAR_RATE = 4e-2, 8e-4, 1e-3
-MATCH_DECAY, DECAY = 0.4, 0.1
+MATCH_DECAY, DECAY = 0.4, 0.25
 MATCH_CLIP = 5.0
 #: Of twice ``window`` tokens are so many sequences of the second stage.
 LONG = 0.15
