@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.process import ROOT, make_once
 
-PROGRAM = ROOT / "benchmarks" / "quantization" / "llama_quantize.py"
+PROGRAM = ROOT / "benchmarks" / "studies" / "quantization" / "llama_quantize.py"
 #: What llama.cpp calls them. Their heads, and in Q4_K_M other matrices too, have six bits.
 KINDS = {"q4_0": "Q4_0", "q4_k_m": "Q4_K_M"}
 

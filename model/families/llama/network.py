@@ -181,7 +181,8 @@ class DeltaFar(FarMaps):
         """
         group = q.shape[1] // k.shape[1]
         beta, keep_logit = self.gate_logits(k, v)
-        beta = beta.sigmoid() * keep.squeeze(-1)
+        # Not sigmoid, which rounds differently at the end of a vector loop.
+        beta = F.logsigmoid(beta).exp() * keep.squeeze(-1)
         log_decay = F.logsigmoid(keep_logit) * keep.squeeze(-1)
         keys = self.features(k, self.key_map)
         # Every head of queries has its own copy of the state of its group.

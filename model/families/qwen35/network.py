@@ -88,7 +88,8 @@ class GatedDeltaNet(Mixer):
         q, k = (self._for_values(keys) for keys in (q, k))
         v = v.unflatten(-1, (self.num_value_heads, -1))
         beta = F.logsigmoid(self.b(x).float()).exp()
-        rate = F.softplus(self.a(x).float() + self.dt_bias.float())
+        # softplus, which rounds differently at the end of a vector loop
+        rate = -F.logsigmoid(-(self.a(x).float() + self.dt_bias.float()))
         log_decay = -self.A_log.float().exp() * rate
         if x.shape[1] == 1:
             q, k, v, beta, log_decay = (t[:, 0] for t in (q, k, v, beta, log_decay))

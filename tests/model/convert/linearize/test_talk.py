@@ -13,7 +13,7 @@ from model.convert.linearize.talk import talk
 from tests.model.convert.linearize.tiny import SHAPE, tiny_llama, tiny_tokenizer
 
 CHATS = [["How are you?", "Why?"], ["What?"]]
-FIXED = Path(__file__).parents[4] / "benchmarks" / "chats" / "questions.json"
+FIXED = Path(__file__).parents[4] / "benchmarks" / "studies" / "chats" / "questions.json"
 
 
 def test_answers_are_the_most_likely_tokens_of_the_whole_text() -> None:
