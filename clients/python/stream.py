@@ -82,6 +82,7 @@ class Stream:
     async def next(self, request_id: str, arrived: asyncio.Event) -> list[Event]:
         """Waits for events of an open request and returns all that have arrived.
 
+        None where another reader has taken the last ones: Ctrl-C may leave one behind.
         The server pings while a request waits or reads a long prompt, so silence is a failure.
         """
         while not (events := self._inboxes.take(request_id)):
@@ -95,6 +96,8 @@ class Stream:
                     self._attend()
                     raise ConnectionLost(f"no event within {self._timeout_s:g} s, and no ping")
                 silent_since_s = self._heard_s
+            if not self.is_open(request_id):
+                return []
         return events
 
     @property

@@ -227,8 +227,8 @@ def test_answer_that_died_with_a_store_in_memory_is_written_again(
     open_chat(page, server)
     body = begin(page)
     wait_for_lines(page, 10)
-    server.restart()
-    page.wait_for_event("request", lambda request: request.method == "POST")
+    with page.expect_event("request", lambda request: request.method == "POST"):
+        server.restart()
     wait_for_lines(page, 40)
     assert_undisturbed(page, server, body)
     server.close()
@@ -239,8 +239,8 @@ def test_key_without_sessions_can_chat(visit: Visit, lines: ServerProcess) -> No
     open_chat(page, lines, NARROW_KEY)
     body = begin(page)
     wait_for_lines(page, 10)
-    lines.restart()
-    page.wait_for_event("request", lambda request: request.method == "POST")
+    with page.expect_event("request", lambda request: request.method == "POST"):
+        lines.restart()
     wait_for_lines(page, 40)
     assert_undisturbed(page, lines, body)
 

@@ -53,6 +53,22 @@ async def test_exit_of_context_manager_cancels(client: AsyncClient) -> None:
     assert generation.finished.finish_reason == "cancelled"
 
 
+async def test_cancel_next_to_a_reader_that_was_left_behind_ends(client: AsyncClient) -> None:
+    """As Ctrl-C may leave one in the client's thread: one of the two takes the last events."""
+    generation = await client.generate("Once", max_tokens=1_000_000, ignore_eos=True)
+
+    async def read() -> None:
+        async for _ in generation:
+            pass
+
+    left_behind = asyncio.create_task(read())
+    await asyncio.sleep(0)
+    finished = await generation.cancel()
+    await left_behind
+    assert finished is not None
+    assert finished.finish_reason == "cancelled"
+
+
 async def test_generation_can_be_used_without_await(client: AsyncClient) -> None:
     options = {"max_tokens": 10, "seed": 1, "ignore_eos": True}
     awaited = await (await client.generate("Once", **options)).text()  # type: ignore[arg-type]

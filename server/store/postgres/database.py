@@ -30,6 +30,8 @@ TIMEOUT_S = 2.5
 #: A process that is stopped while it waits, or that gets no processor, loses so much of it.
 SLICE_S = 0.25
 CONNECT_TIMEOUT_S = 2
+#: At the start nothing waits but the start itself, and the database may be starting too.
+START_TIMEOUT_S = 15
 
 
 class Hung(psycopg.OperationalError):
@@ -72,7 +74,9 @@ class _Timed(psycopg.Connection[tuple[Any, ...]]):
             return end.value
 
 
-def connect(url: str, *, prepare: bool = True, timed: bool = True) -> psycopg.Connection[Any]:
+def connect(
+    url: str, *, prepare: bool = True, timed: bool = True, timeout_s: int = CONNECT_TIMEOUT_S
+) -> psycopg.Connection[Any]:
     """A connection that is noticed to be dead. Raises errors of psycopg's."""
     kind = _Timed if timed else psycopg.Connection
     try:
@@ -83,7 +87,7 @@ def connect(url: str, *, prepare: bool = True, timed: bool = True) -> psycopg.Co
         url,
         autocommit=True,
         prepare_threshold=2 if prepare else None,
-        connect_timeout=CONNECT_TIMEOUT_S,
+        connect_timeout=timeout_s,
         keepalives_idle=5,
         keepalives_interval=2,
         keepalives_count=3,
@@ -139,14 +143,21 @@ class PostgresDatabase:
     that is known.
     """
 
-    def __init__(self, url: str, schema: str, is_full: bool, is_pooled: bool = False) -> None:
+    def __init__(
+        self,
+        url: str,
+        schema: str,
+        is_full: bool,
+        is_pooled: bool = False,
+        timeout_s: int = CONNECT_TIMEOUT_S,
+    ) -> None:
         self.schema = schema
         self.me = self.link = 0
         self.is_full = is_full
         self._is_pooled = is_pooled
         self._is_within = self._is_pending = False
         self._pipeline: psycopg.Pipeline | None = None
-        self._connection = connect(url, prepare=not is_pooled)
+        self._connection = connect(url, prepare=not is_pooled, timeout_s=timeout_s)
         path = sql.Identifier(schema).as_string(self._connection)
         self._settings = {"search_path": path, **_LIMITS}
         self._cursor = self._connection.cursor()

@@ -18,9 +18,11 @@ from psycopg import sql
 from server.store.base import Fenced, Identity, RecordRefused, StoreError, StoreFailed
 from server.store.log import Wanted, everyone, recover, without_refused
 from server.store.postgres.database import (
+    CONNECT_TIMEOUT_S,
     ERRORS,
     FENCED,
     REFUSALS,
+    START_TIMEOUT_S,
     Hung,
     PostgresDatabase,
     connect,
@@ -94,7 +96,7 @@ class Presence:
         self._free_since: dict[int, float] = {}
         self._beaten_s = 0.0
         self._beat, self._watch = self._text(_BEAT), self._text(_WATCH)
-        connection = self._connect()
+        connection = self._connect(START_TIMEOUT_S)
         next_key = self._text("SELECT nextval({sequence})")
         self.key = int(connection.execute(next_key).fetchall()[0][0])
         self._enter(connection)
@@ -142,8 +144,8 @@ class Presence:
             with suppress(psycopg.Error):
                 connection.close()
 
-    def _connect(self) -> psycopg.Connection[Any]:
-        return connect(self._url, timed=False)
+    def _connect(self, timeout_s: int = CONNECT_TIMEOUT_S) -> psycopg.Connection[Any]:
+        return connect(self._url, timed=False, timeout_s=timeout_s)
 
     def _enter(self, connection: psycopg.Connection[Any]) -> None:
         """Takes the lock of this replica. Raises an error of psycopg's for another store."""
@@ -372,7 +374,11 @@ class Link:
         is_pooled = place.direct_url is not None
         try:
             database = PostgresDatabase(
-                place.url, place.schema, place.durability == "full", is_pooled
+                place.url,
+                place.schema,
+                place.durability == "full",
+                is_pooled,
+                CONNECT_TIMEOUT_S if self.store_id else START_TIMEOUT_S,
             )
             try:
                 connection = self._open(database)
