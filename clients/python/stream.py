@@ -82,7 +82,7 @@ class Stream:
     async def next(self, request_id: str, arrived: asyncio.Event) -> list[Event]:
         """Waits for events of an open request and returns all that have arrived.
 
-        None where another reader has taken the last ones: Ctrl-C may leave one behind.
+        Gives none where another reader has taken the last ones: Ctrl-C may leave one behind.
         The server pings while a request waits or reads a long prompt, so silence is a failure.
         """
         while not (events := self._inboxes.take(request_id)):

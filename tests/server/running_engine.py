@@ -19,6 +19,13 @@ from tests.reliability.servers import STUCK_S
 from tests.server.harness import Gate
 
 
+class HereAndNow:
+    """Stands for an event loop: what is to be called in it soon, the calling thread calls."""
+
+    def call_soon_threadsafe(self, call: Callable[[], None]) -> None:
+        call()
+
+
 @asynccontextmanager
 async def driving(
     engine: FakeEngine,

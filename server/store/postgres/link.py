@@ -85,7 +85,15 @@ class Presence:
     Raises errors of psycopg's.
     """
 
-    def __init__(self, url: str, schema: str, store_id: str, address: str, lease_s: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        schema: str,
+        store_id: str,
+        address: str,
+        lease_s: float,
+        timeout_s: int = CONNECT_TIMEOUT_S,
+    ) -> None:
         self.hear: Callable[[str], None] = lambda message: None
         self.reclaim: Callable[[int], None] = lambda key: None
         self.left: Callable[[int], None] = lambda key: None
@@ -96,7 +104,7 @@ class Presence:
         self._free_since: dict[int, float] = {}
         self._beaten_s = 0.0
         self._beat, self._watch = self._text(_BEAT), self._text(_WATCH)
-        connection = self._connect(START_TIMEOUT_S)
+        connection = self._connect(timeout_s)
         next_key = self._text("SELECT nextval({sequence})")
         self.key = int(connection.execute(next_key).fetchall()[0][0])
         self._enter(connection)
@@ -368,6 +376,11 @@ class Link:
             self.presence.close()
         self._end = self._end or StoreError("the session store is closed")
 
+    @property
+    def _timeout_s(self) -> int:
+        """How long a connection may take: longer at the start, where nothing else waits."""
+        return CONNECT_TIMEOUT_S if self.store_id else START_TIMEOUT_S
+
     def _connect(self) -> SharedConnection:
         """Whatever waits for this thread must not wait for one attempt after the other."""
         place = self._place
@@ -378,7 +391,7 @@ class Link:
                 place.schema,
                 place.durability == "full",
                 is_pooled,
-                CONNECT_TIMEOUT_S if self.store_id else START_TIMEOUT_S,
+                self._timeout_s,
             )
             try:
                 connection = self._open(database)
@@ -445,7 +458,9 @@ class Link:
             self.presence.close()
         place = self._place
         url = place.direct_url or place.url
-        self.presence = Presence(url, place.schema, store_id, place.address, place.lease_s)
+        self.presence = Presence(
+            *(url, place.schema, store_id, place.address, place.lease_s), self._timeout_s
+        )
         self.listen(self._listeners)
         self.presence.start()
         self._unsaved.clear()

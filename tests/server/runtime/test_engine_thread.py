@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import pytest
 
@@ -11,19 +10,13 @@ from server.runtime.commands import Absent, Command, on_session
 from server.runtime.queues import CommandQueue, DeliveryQueue, EngineStep, StoreQueue
 from server.runtime.threads import EngineThread
 from tests.fakes import FakeEngine
+from tests.server.running_engine import HereAndNow
 
 TIMEOUT_S = 60.0
 
 
-class HereAndNow:
-    """Stands for an event loop: what is to be called in it soon, the calling thread calls."""
-
-    def call_soon_threadsafe(self, call: Callable[[], None]) -> None:
-        call()
-
-
 class Desk:
-    """An engine thread whose store thread does not run: what waits for it, waits for ever."""
+    """An engine thread whose store thread does not run: what waits for it is never delivered."""
 
     def __init__(self) -> None:
         self.delivered: list[EngineStep] = []

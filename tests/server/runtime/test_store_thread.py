@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,19 +14,13 @@ from server.runtime.queues import CommandQueue, DeliveryQueue, EngineStep, Store
 from server.runtime.threads import MAINTENANCE_S, SOON_S, StoreThread
 from server.store.base import Fenced, Store, StoreError, StoreFailed, StoreFull, StoreLost
 from tests.server.failing_store import FailingStore
+from tests.server.running_engine import HereAndNow
 
 OPENED: Record = ("s", Opened(SessionValue("s", "me")))
 
 
 def token(seq: int) -> Record:
     return "s", TokenEvent("r", seq, seq, 65, "A")
-
-
-class HereAndNow:
-    """Stands for an event loop: what is to be called in it soon, the calling thread calls."""
-
-    def call_soon_threadsafe(self, call: Callable[[], None]) -> None:
-        call()
 
 
 class Forgetful:

@@ -107,7 +107,7 @@ def test_state_that_memory_has_is_not_read_from_the_disk_for_a_while(tmp_path: P
     tier = PrefixFiles(tmp_path, DiskFiles(), IDENTITY, clock=lambda: now_s[0])
     tier.put([new(128, 1, kept=True)])
     assert found(tier) == (0, 0)
-    now_s[0] = 1.5 * LENT_S  # nobody has said that it has left memory, but it may have
+    now_s[0] = 1.5 * LENT_S  # it may have left memory without a word
     assert found(tier) == (128, 1)
     assert found(tier) == (0, 0)
 
