@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import os
+import platform
 import re
 import shutil
 import subprocess
+import sys
 from collections import defaultdict
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -45,11 +47,37 @@ def test_module_has_the_levels_that_were_asked_for() -> None:
         return
     module = importlib.import_module("model.ops.cpu._native")
     best = module.processor_levels()[0]
-    every = ["neon"] if best == "neon" else ["v4dot", "v4", "v3", "v2"]
+    every = ["neon"] if best == "neon" else ["amx", "v4dot", "v4", "v3", "v2"]
     asked = os.environ.get("EVERSTREAM_LEVELS", "native")
     assert module.built_levels() == {"all": every, "native": [best]}[asked]
     runs = [level for level in module.processor_levels() if level in module.built_levels()]
     assert module.levels() == runs
+
+
+#: Refuses, as a container may, what asks Linux for the unit AMX: arch_prctl(ARCH_REQ_XCOMP_PERM).
+REFUSING_AMX = """
+import ctypes, errno, struct
+LOAD, EQUAL, RETURN, ALLOW = 0x20, 0x15, 0x06, 0x7fff0000
+ARCH_PRCTL, REQUEST, NUMBER_AT, ARGUMENT_AT = 158, 0x1023, 0, 16
+steps = [(LOAD, 0, 0, NUMBER_AT), (EQUAL, 0, 3, ARCH_PRCTL), (LOAD, 0, 0, ARGUMENT_AT),
+         (EQUAL, 0, 1, REQUEST), (RETURN, 0, 0, 0x50000 | errno.EPERM), (RETURN, 0, 0, ALLOW)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code)))
+prctl = ctypes.CDLL(None, use_errno=True).prctl
+assert prctl(38, 1, 0, 0, 0) == 0, ctypes.get_errno()  # PR_SET_NO_NEW_PRIVS
+assert prctl(22, 2, program, 0, 0) == 0, ctypes.get_errno()  # PR_SET_SECCOMP
+from model.ops.cpu import _native
+print(*_native.processor_levels())
+"""
+
+
+def test_amx_is_no_level_where_linux_refuses_it() -> None:
+    if not built() or platform.machine() != "x86_64":
+        return
+    module = importlib.import_module("model.ops.cpu._native")
+    command = [sys.executable, "-c", REFUSING_AMX]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert found.split() == [level for level in module.processor_levels() if level != "amx"]
 
 
 def built() -> list[Path]:

@@ -12,11 +12,11 @@ from typing import ClassVar
 import numpy as np
 
 from benchmarks.decode.models import checkpoint, step_cost
-from benchmarks.decode.peers import PREFILL_TOKENS, Opened, Point, Steps
+from benchmarks.decode.peers import PREFILL_TOKENS, Opened, Point, Steps, Unavailable
 from benchmarks.decode.roofline import ITEM_BYTES, Cost
 from benchmarks.decode.shapes import SIZES
 from model.config import ModelConfig
-from model.native.runtime import Runtime
+from model.native.runtime import Runtime, levels
 from model.weights import num_parameters
 from model.weights.folder import read_weights
 
@@ -25,16 +25,21 @@ WARM_UP_S = 0.05
 
 
 class Native(Steps):
-    """A `decode.peers.Contender`: our model with one attention."""
+    """A `decode.peers.Contender`: our model with one attention.
+
+    With a ``level`` it takes part where the processor has a better one than that.
+    """
 
     #: Of a past, what is a real prefill.
     max_read_tokens: ClassVar[int] = MAX_READ_TOKENS
 
-    def __init__(self, models: Path, attention: str) -> None:
-        self.folder, self._attention = models, attention
+    def __init__(self, models: Path, attention: str, level: str | None = None) -> None:
+        self.folder, self._attention, self._level = models, attention, level
         self._loaded: tuple[str, str, int] | None = None
 
     def open(self, point: Point) -> Opened:
+        if self._level is not None and self._level not in levels()[1:]:
+            raise Unavailable(f"{self._level} is not a lower level of this processor")
         self._load(point)
         self._begin(point)
         self._draws = [self._runtime.draw(temperature=0.0, seed=i) for i in range(point.streams)]
@@ -56,7 +61,7 @@ class Native(Steps):
         """The model of ``point``, ready to run."""
         path = checkpoint(self.folder, SIZES[point.size], self._attention)
         config = ModelConfig.load(path / "config.json")
-        return Runtime(config, read_weights(path), point.dtype, point.threads)
+        return Runtime(config, read_weights(path), point.dtype, point.threads, self._level)
 
     def cost(self, item_bytes: float, rows: int, point: Point) -> Cost:
         """Of a step of ``rows`` tokens."""

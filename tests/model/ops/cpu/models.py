@@ -29,8 +29,10 @@ from tests.rwkv7 import SHAPES, our_weights, published
 from tests.weights import weights_of
 
 Pool = npt.NDArray[np.uint8]
-#: Levels with a fused multiply-add share their bits; this is the plainest of them here, and `v4dot`
-#: only where no other was built.
+#: Those that round the inputs of bfloat16 products.
+ROUNDING_LEVELS = ("amx", "v4dot")
+#: Levels with a fused multiply-add share their other bits; this is the plainest of them here, and
+#: one of `ROUNDING_LEVELS` only where no other was built.
 FUSED = next(level for level in ("v3", "v4", *levels()) if level in levels())
 #: The mechanisms that the native runtime serves.
 NAMES = [name for name in MECHANISMS if spec_of(name).constant_state]

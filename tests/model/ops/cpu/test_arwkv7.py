@@ -13,7 +13,14 @@ from model.attention.base import State
 from model.native.runtime import DTYPES, Runtime, levels
 from tests.arwkv7 import SHAPES, our_weights, published
 from tests.model.architectures.arwkv7_oracle import oracle
-from tests.model.ops.cpu.models import feed, random_tokens, relative_error, state_error, states
+from tests.model.ops.cpu.models import (
+    ROUNDING_LEVELS,
+    feed,
+    random_tokens,
+    relative_error,
+    state_error,
+    states,
+)
 from tests.model.ops.cpu.test_precisions import OTHER_STEP_TOLERANCE, ROUNDING
 from tests.model.ops.cpu.test_rwkv7 import RoundedInputs
 from tests.rwkv7 import Published
@@ -57,7 +64,7 @@ def test_rounded_weights_equal_the_equations_with_these(name: str, dtype: str) -
     runtime, weights = runtime_of(name, dtype), published(SHAPES[name])
     tokens, pool = random_tokens(runtime.config, 40), runtime.empty_pool(1)
     found = torch.from_numpy(feed(runtime, pool, 0, tokens))
-    rounds = dtype == "int8" or runtime.level == "v4dot"
+    rounds = dtype == "int8" or runtime.level in ROUNDING_LEVELS
     inputs: Callable[[Any], Any] = ROUNDING[dtype] if rounds else lambda x: x
     with RoundedInputs(SHAPES[name].head_dim, inputs):
         wanted, wanted_state = oracle(rounded(weights, dtype), tokens)

@@ -19,6 +19,7 @@ from model.native.runtime import DTYPES, Runtime, levels
 from tests.model.ops.cpu.hybrids import CONFIGS, Weights, config_of, random_weights
 from tests.model.ops.cpu.models import (
     FUSED,
+    ROUNDING_LEVELS,
     Pool,
     feed,
     random_tokens,
@@ -111,7 +112,7 @@ def test_rounded_weights_equal_torch_with_these(name: str, dtype: str, level: st
     runtime = runtime_of(name, 32, "slide", dtype, level=level)
     tokens, pool = random_tokens(runtime.config, 60), runtime.empty_pool(1)
     found = torch.from_numpy(feed(runtime, pool, 0, tokens))
-    rounds_inputs = dtype == "int8" or level == "v4dot"
+    rounds_inputs = dtype == "int8" or level in ROUNDING_LEVELS
     rounding = ROUNDING[dtype]
     weights = {
         key: rounding(weight) if is_rounded(key) else weight

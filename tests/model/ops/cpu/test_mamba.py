@@ -16,7 +16,14 @@ from model.architectures.network import ModelState, Network, model_of
 from model.attention.base import State
 from model.native.runtime import DTYPES, Runtime, levels
 from tests.mamba import SHAPES, drawn, theirs
-from tests.model.ops.cpu.models import feed, random_tokens, relative_error, state_error, states
+from tests.model.ops.cpu.models import (
+    ROUNDING_LEVELS,
+    feed,
+    random_tokens,
+    relative_error,
+    state_error,
+    states,
+)
 from tests.model.ops.cpu.test_precisions import OTHER_STEP_TOLERANCE, ROUNDING
 
 #: Of float32 logits and states, relative to the largest: sums of up to 512 numbers in order.
@@ -70,7 +77,7 @@ def test_rounded_weights_equal_torch_with_these(name: str, dtype: str, level: st
         key: ROUNDING[dtype](array) if key.endswith(".weight") and array.ndim == 2 else array
         for key, array in weights.items()
     }
-    rounding = dtype == "int8" or level == "v4dot"
+    rounding = dtype == "int8" or level in ROUNDING_LEVELS
     tokens = random_tokens(config, 40)
     with RoundedInputs(ROUNDING[dtype] if rounding else lambda x: x):
         wanted, wanted_state = on_torch(model_of(config, matrices), tokens)

@@ -25,6 +25,7 @@ from model.native.runtime import Runtime, levels
 from tests.int4 import Q4Weights, to_int4
 from tests.model.ops.cpu.models import (
     NAMES,
+    ROUNDING_LEVELS,
     Shape,
     defined,
     feed,
@@ -107,7 +108,7 @@ def test_runtime_equals_definition_with_what_it_rounds(name: str, level: str, dt
     runtime = Runtime(model.config, weights, dtype, level=level)
     pool = runtime.empty_pool(1)
     found = torch.from_numpy(feed(runtime, pool, 0, tokens))
-    rounds_inputs = dtype != "bfloat16" or level == "v4dot"
+    rounds_inputs = dtype != "bfloat16" or level in ROUNDING_LEVELS
     with RoundedInputs(weights, dtype) if rounds_inputs else nullcontext():
         wanted, wanted_state = defined(model_of(model.config, rounded(weights, dtype)), tokens)
     tolerance = OTHER_STEP_TOLERANCE if rounds_inputs else TOLERANCE

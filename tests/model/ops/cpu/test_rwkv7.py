@@ -19,7 +19,14 @@ from model.attention.base import State
 from model.native.runtime import DTYPES, Runtime, levels
 from tests.model.architectures.rwkv7_oracle import oracle
 from tests.model.architectures.rwkv7_package import run_package
-from tests.model.ops.cpu.models import feed, random_tokens, relative_error, state_error, states
+from tests.model.ops.cpu.models import (
+    ROUNDING_LEVELS,
+    feed,
+    random_tokens,
+    relative_error,
+    state_error,
+    states,
+)
 from tests.model.ops.cpu.test_precisions import OTHER_STEP_TOLERANCE, ROUNDING
 from tests.rwkv7 import SHAPES, Published, filled, our_weights, published, write_pth
 
@@ -121,7 +128,7 @@ def test_rounded_weights_equal_the_equations_with_these(name: str, dtype: str, l
     runtime, weights = runtime_of(name, dtype, level), published(SHAPES[name])
     tokens, pool = random_tokens(runtime.config, 40), runtime.empty_pool(1)
     found = torch.from_numpy(feed(runtime, pool, 0, tokens))
-    rounding = dtype == "int8" or level == "v4dot"
+    rounding = dtype == "int8" or level in ROUNDING_LEVELS
     inputs: Callable[[Any], Any] = ROUNDING[dtype] if rounding else lambda x: x
     with RoundedInputs(SHAPES[name].head_dim, inputs):
         wanted, wanted_state = oracle(rounded(weights, dtype), tokens)

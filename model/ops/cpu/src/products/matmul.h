@@ -83,24 +83,24 @@ inline void matmul_task(
     constexpr bool updated = !std::is_same_v<Updates, NoUpdates>;
     // Of a last panel that is at most half full only that half is read.
     const int vectors = w.n - panel * PANEL > PART ? NV : TALL_NV;
-    const bool tall = updated || rows > FLAT_ROWS || vectors == TALL_NV;
+    const TileRows most = tile_rows(w.precision, rows);
+    const bool tall = updated || rows > most.flat || vectors == TALL_NV;
     const ptrdiff_t distance = (ahead - panel) * ptrdiff_t(w.panel_bytes);
-    const int height = tall ? TALL_ROWS : FLAT_ROWS, width = tall ? TALL_NV : NV;
-    const int blocks = (rows + height - 1) / height, parts = blocks * (vectors / width);
+    const int width = tall ? TALL_NV : NV;
+    const TileHeights heights(
+        rows, tall ? most.tall : most.flat, multiplies_by_amx(w.precision, rows));
+    const int blocks = heights.tiles, parts = blocks * (vectors / width);
+    Multiplier multiplier(w, x, rows);
     const int prefetches = w.k_padded / weights_of_prefetch(w.precision);
     for (int part = 0; part < parts; part++) {
         const int b = part % blocks, j = part / blocks * width;
-        const int begin = rows * b / blocks, end = rows * (b + 1) / blocks;
+        const int begin = heights.begin(b), end = heights.end(b);
         const auto along = updates.before_tile(part, parts, prefetches / blocks);
         // A single tile is over before the next panel is needed: it looks ahead in its own.
         const Prefetch next = parts == 1 ? Prefetch{along, near_of(w.precision), 1, 0}
                                          : Prefetch{along, distance, blocks, b};
-        float* tmp = products + begin * PANEL;
-        if constexpr (updated)
-            updated_tiles[size_t(end - begin - FIRST_UPDATED)](w, x, row + begin, panel, j, next, tmp);
-        else
-            (tall ? tall_tiles.data() : flat_tiles.data())[end - begin - 1](
-                w, x, row + begin, panel, j, next, tmp);
+        multiplier.multiply(
+            row + begin, end - begin, panel, j, width, next, products + begin * PANEL);
         updates.after_tile();
     }
     for (int r = 0; r < rows; r++) finish_row(w, panel, products + r * PANEL, out, row + r);

@@ -1,8 +1,6 @@
 // Tiles: products of a few rows with some outputs' packed weights.
 #pragma once
 
-#include <array>
-
 #include "products/inputs.h"
 
 namespace everstream {
@@ -16,6 +14,48 @@ constexpr int NV = MANY_REGISTERS ? 4 : 2;
 constexpr int FLAT_ROWS = 6;
 constexpr int TALL_ROWS = MANY_REGISTERS ? 12 : 6, TALL_NV = 2;
 constexpr int PANEL = NV * F::W, PART = TALL_NV * F::W;
+
+#if defined(__AMX_INT8__) && defined(__AMX_BF16__)
+#define EVERSTREAM_AMX 1
+#else
+#define EVERSTREAM_AMX 0
+#endif
+
+// Whether AMX multiplies a product of so many rows. Fewer of int8 take less time by dot products, which
+// give the same bits.
+constexpr int AMX_ROWS = 16, MIN_AMX_INT8_ROWS = FLAT_ROWS + 1;
+constexpr bool multiplies_by_amx(Precision p, int rows) {
+    return EVERSTREAM_AMX &&
+           (p == Precision::bfloat16 || (p == Precision::int8 && rows >= MIN_AMX_INT8_ROWS));
+}
+
+// How the rows of a task are divided into tiles. Those of AMX are equally high, since its shapes cost as
+// much to set as some steps of a tile; rows that two of them share are the same in both.
+struct TileHeights {
+    int rows, most, tiles;
+    bool equal;
+
+    TileHeights(int rows, int most, bool equal)
+        : rows(rows), most(most), tiles((rows + most - 1) / most), equal(equal) {}
+    int begin(int tile) const {
+        if (!equal) return rows * tile / tiles;
+        const int height = (rows + tiles - 1) / tiles, last = rows - height;
+        return tile * height < last ? tile * height : last;
+    }
+    int end(int tile) const {
+        return equal ? begin(tile) + (rows + tiles - 1) / tiles : begin(tile + 1);
+    }
+};
+
+// The most rows of a tile of a part, and of one of a panel, in a product of so many rows.
+struct TileRows {
+    int tall, flat;
+};
+constexpr TileRows tile_rows(Precision p, int rows) {
+    return multiplies_by_amx(p, rows) ? TileRows{2 * AMX_ROWS, AMX_ROWS}
+                                      : TileRows{TALL_ROWS, FLAT_ROWS};
+}
+
 // How far ahead of its work a row alone asks for weights, in bytes. Most blocks of GGUF take longer to
 // unpack, so that what is near is asked for too late.
 constexpr ptrdiff_t near_of(Precision p) {
@@ -90,20 +130,34 @@ inline const T* row_at(const T* p, int r, size_t stride) {
     return (const T*)((const char*)p + size_t(r) * stride);
 }
 
-// `tmp` [rows][PANEL] = x w for some rows from `row` on, and the outputs of `panel` from vector j on.
-template <class Prefetch>
-using Tile = void (*)(
-    const Matrix& w, const Input& x, int row, int panel, int j, Prefetch ahead, float* tmp);
-
-// The heights of tiles with updates between them, which are only made for many rows.
+// Tiles with pieces are only made of products of so many rows: none is lower than FIRST_UPDATED.
 constexpr int MIN_UPDATED_ROWS = 2 * TALL_ROWS, FIRST_UPDATED = TALL_ROWS / 2 + 1;
-constexpr int NUM_UPDATED = TALL_ROWS + 1 - FIRST_UPDATED;
 
-// Compiled in tiles_kernels.cpp, and not with every family. By their rows: from one on, of TALL_NV and
-// of NV vectors, and from FIRST_UPDATED on, of TALL_NV vectors, with pieces.
-extern const std::array<Tile<Ahead<NoPieces>>, TALL_ROWS> tall_tiles;
-extern const std::array<Tile<Ahead<NoPieces>>, FLAT_ROWS> flat_tiles;
-extern const std::array<Tile<Ahead<WithPieces>>, NUM_UPDATED> updated_tiles;
+// The product of a task with w, and who multiplies it, from the first tile to the last.
+class Multiplier {
+public:
+    Multiplier(const Matrix& w, const Input& x, int rows)
+        : w_(w), x_(x), amx_(multiplies_by_amx(w.precision, rows)) {}
+    ~Multiplier() {
+        if (is_set_) release();
+    }
+    Multiplier(const Multiplier&) = delete;
+
+    // `tmp` [rows][PANEL] = x w for `rows` rows from `row` on, and `vectors` (TALL_NV or NV) vectors of
+    // outputs of `panel` from vector j on. At most as many rows as `tile_rows` says; for AMX always so
+    // many, and as many vectors. Compiled in tiles_kernels.cpp, and not with every family.
+    template <class Prefetch>
+    void multiply(int row, int rows, int panel, int j, int vectors, Prefetch ahead, float* tmp);
+
+private:
+    void release();
+
+    const Matrix& w_;
+    const Input& x_;
+    bool amx_, is_set_ = false;
+};
+extern template void Multiplier::multiply(int, int, int, int, int, Ahead<NoPieces>, float*);
+extern template void Multiplier::multiply(int, int, int, int, int, Ahead<WithPieces>, float*);
 
 }  // namespace EVERSTREAM_LEVEL
 }  // namespace everstream

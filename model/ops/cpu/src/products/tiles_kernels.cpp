@@ -1,6 +1,9 @@
 // Tiles of float32, bfloat16, int8 and int4, and the tables of all. Compiled once per level; see kernels.cpp.
+#include <array>
+#include <type_traits>
 #include <utility>
 
+#include "products/tiles_amx.h"
 #include "products/tiles_gguf.h"
 #include "products/tiles_int4.h"
 
@@ -141,20 +144,71 @@ inline void tile(
     }
 }
 
+template <class Prefetch>
+using Tile = void (*)(
+    const Matrix& w, const Input& x, int row, int panel, int j, Prefetch ahead, float* tmp);
+
 // Tiles of FIRST rows and more.
 template <int FIRST, int N, class Prefetch, size_t... MR>
 constexpr std::array<Tile<Prefetch>, sizeof...(MR)> tiles(std::index_sequence<MR...>) {
     return {tile<FIRST + int(MR), N, Prefetch>...};
 }
 
+// Those of a part by their rows, from FIRST on, and of a panel from one row on.
+template <class Prefetch>
+constexpr int FIRST = std::is_same_v<Prefetch, Ahead<WithPieces>> ? FIRST_UPDATED : 1;
+template <class Prefetch>
+constexpr auto tall_tiles = tiles<FIRST<Prefetch>, TALL_NV, Prefetch>(
+    std::make_index_sequence<size_t(TALL_ROWS + 1 - FIRST<Prefetch>)>());
+constexpr auto flat_tiles = tiles<1, NV, Ahead<NoPieces>>(std::make_index_sequence<FLAT_ROWS>());
+
+#if EVERSTREAM_AMX
+template <class Prefetch>
+void multiply_amx(
+    const Matrix& w, const Input& x, int row, int rows, int panel, int j, int vectors, Prefetch ahead,
+    float* tmp) {
+    const size_t part = size_t(panel * NV + j) / TALL_NV;
+    tmp += j * F::W;
+    if (w.precision == Precision::bfloat16) {
+        const size_t parts = size_t(w.k_padded) * PART * 2, stride = size_t(x.stride) * 2;
+        return tile_amx<false>(
+            (const uint8_t*)x.half + size_t(row) * stride, stride,
+            (const uint8_t*)w.data + part * parts, parts, (w.k + 1) / 2, rows, vectors, ahead, tmp);
+    }
+    const size_t parts = size_t(w.k_padded) * PART, stride = integer_bytes(x.stride);
+    tile_amx<true>(
+        x.quads(row), stride, (const uint8_t*)w.data + part * parts, parts, w.k_padded / 4, rows,
+        vectors, ahead, tmp);
+    const float* scale = w.scale + panel * PANEL + j * F::W;
+    scale_sums(tmp, rows, vectors, x.scale + row, scale, x.sums(row), stride);
+}
+#endif
+
 }  // namespace
 
-const std::array<Tile<Ahead<NoPieces>>, TALL_ROWS> tall_tiles =
-    tiles<1, TALL_NV, Ahead<NoPieces>>(std::make_index_sequence<TALL_ROWS>());
-const std::array<Tile<Ahead<NoPieces>>, FLAT_ROWS> flat_tiles =
-    tiles<1, NV, Ahead<NoPieces>>(std::make_index_sequence<FLAT_ROWS>());
-const std::array<Tile<Ahead<WithPieces>>, NUM_UPDATED> updated_tiles =
-    tiles<FIRST_UPDATED, TALL_NV, Ahead<WithPieces>>(std::make_index_sequence<NUM_UPDATED>());
+template <class Prefetch>
+void Multiplier::multiply(
+    int row, int rows, int panel, int j, int vectors, Prefetch ahead, float* tmp) {
+#if EVERSTREAM_AMX
+    if (amx_) {
+        if (!is_set_) set_amx_shapes(rows);
+        is_set_ = true;
+        return multiply_amx(w_, x_, row, rows, panel, j, vectors, ahead, tmp);
+    }
+#endif
+    if constexpr (std::is_same_v<Prefetch, Ahead<NoPieces>>)
+        if (vectors > TALL_NV)
+            return flat_tiles.data()[rows - 1](w_, x_, row, panel, j, ahead, tmp);
+    tall_tiles<Prefetch>.data()[rows - FIRST<Prefetch>](w_, x_, row, panel, j, ahead, tmp);
+}
+template void Multiplier::multiply(int, int, int, int, int, Ahead<NoPieces>, float*);
+template void Multiplier::multiply(int, int, int, int, int, Ahead<WithPieces>, float*);
+
+void Multiplier::release() {
+#if EVERSTREAM_AMX
+    _tile_release();
+#endif
+}
 
 }  // namespace EVERSTREAM_LEVEL
 }  // namespace everstream

@@ -26,10 +26,10 @@ struct Registration {
 #define EVERSTREAM_FAMILY(name, build, set_strides, ...)                                       \
     extern const FamilyKernels name##_v2 __attribute__((weak)), name##_v3 __attribute__((weak)), \
         name##_v4 __attribute__((weak)), name##_v4dot __attribute__((weak)),                   \
-        name##_neon __attribute__((weak));                                                     \
+        name##_amx __attribute__((weak)), name##_neon __attribute__((weak));                   \
     const Family name##_family = {                                                             \
         #name, {__VA_ARGS__}, build, set_strides,                                              \
-        {&name##_v2, &name##_v3, &name##_v4, &name##_v4dot, &name##_neon}};                    \
+        {&name##_v2, &name##_v3, &name##_v4, &name##_v4dot, &name##_amx, &name##_neon}};       \
     const Registration name##_registration(name##_family);
 std::vector<std::string> families();
 

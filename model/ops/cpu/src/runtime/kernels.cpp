@@ -54,29 +54,31 @@ void block_sums(const float* weights, int n, float* sums) {
 
 // The rate of a tile whose operands are in the nearest cache: what this code could reach at most.
 double multiply_add_rate(double seconds, Precision precision) {
-    constexpr int K = 64;
+    constexpr int K = 64, MAX_ROWS = 32;
     struct Operands {
-        alignas(64) float weights[K * PANEL], x[TALL_ROWS * K], scales[TALL_ROWS + PANEL];
-        alignas(64) float products[TALL_ROWS * PANEL];
-        alignas(64) uint16_t half[TALL_ROWS * K];
-        alignas(64) uint8_t integers[TALL_ROWS * integer_bytes(K)];
+        alignas(64) float weights[K * PANEL], x[MAX_ROWS * K], scales[MAX_ROWS + PANEL];
+        alignas(64) float products[MAX_ROWS * PANEL];
+        alignas(64) uint16_t half[MAX_ROWS * K];
+        alignas(64) uint8_t integers[MAX_ROWS * integer_bytes(K)];
     } at = {};
     Input in;
     in.f = at.x, in.stride = K, in.half = at.half, in.integers = at.integers, in.scale = at.scales;
     Matrix w;
     w.precision = precision, w.n = w.panel = PANEL, w.k = w.k_padded = K, w.data = at.weights;
-    w.scale = at.scales + TALL_ROWS;
-    const Tile<Ahead<NoPieces>> run = tall_tiles[TALL_ROWS - 1];
+    w.scale = at.scales + MAX_ROWS;
+    const int rows = tile_rows(precision, MAX_ROWS).tall;
     const auto begin = std::chrono::steady_clock::now();
     int64_t rounds = 0;
     double elapsed = 0;
     while (elapsed < seconds) {
-        for (int i = 0; i < 256; i++) run(w, in, 0, 0, 0, {{}, 0, 1, 0}, at.products);
+        Multiplier multiplier(w, in, MAX_ROWS);
+        for (int i = 0; i < 256; i++)
+            multiplier.multiply(0, rows, 0, 0, TALL_NV, Ahead<NoPieces>{{}, 0, 1, 0}, at.products);
         rounds += 256;
         const auto now = std::chrono::steady_clock::now();
         elapsed = std::chrono::duration<double>(now - begin).count();
     }
-    return double(rounds) * 2.0 * TALL_ROWS * PART * K / elapsed;
+    return double(rounds) * 2.0 * rows * PART * K / elapsed;
 }
 
 // Bytes per second that one thread reads from `memory`, again and again.

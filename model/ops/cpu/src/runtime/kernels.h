@@ -59,8 +59,8 @@ struct FamilyKernels {
     void (*forward)(const Model&, const Batch&, Worker&);
 };
 
-enum class Level { v2, v3, v4, v4dot, neon };
-constexpr int NUM_LEVELS = 5;
+enum class Level { v2, v3, v4, v4dot, amx, neon };
+constexpr int NUM_LEVELS = 6;
 
 struct Kernels {
     const char* name;

@@ -18,6 +18,7 @@ EVERSTREAM_LEVEL_SYMBOLS(v2)
 EVERSTREAM_LEVEL_SYMBOLS(v3)
 EVERSTREAM_LEVEL_SYMBOLS(v4)
 EVERSTREAM_LEVEL_SYMBOLS(v4dot)
+EVERSTREAM_LEVEL_SYMBOLS(amx)
 EVERSTREAM_LEVEL_SYMBOLS(neon)
 
 namespace {
@@ -31,9 +32,9 @@ struct BuiltLevel {
 std::vector<BuiltLevel> all_levels() {
     std::vector<BuiltLevel> built;
     for (const BuiltLevel& level : {
-             BuiltLevel{&kernels_v4dot, training_v4dot}, BuiltLevel{&kernels_v4, training_v4},
-             BuiltLevel{&kernels_v3, training_v3}, BuiltLevel{&kernels_v2, training_v2},
-             BuiltLevel{&kernels_neon, training_neon}})
+             BuiltLevel{&kernels_amx, training_amx}, BuiltLevel{&kernels_v4dot, training_v4dot},
+             BuiltLevel{&kernels_v4, training_v4}, BuiltLevel{&kernels_v3, training_v3},
+             BuiltLevel{&kernels_v2, training_v2}, BuiltLevel{&kernels_neon, training_neon}})
         if (level.kernels) built.push_back(level);
     return built;
 }

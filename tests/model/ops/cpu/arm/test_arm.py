@@ -17,7 +17,13 @@ from model.architectures.config import Config
 from model.native.runtime import DTYPES, Runtime
 from tests.gguf_blocks import KINDS
 from tests.int4 import Q4Weights
-from tests.model.ops.cpu.models import FUSED, SERVED, random_tokens, small_model
+from tests.model.ops.cpu.models import (
+    FUSED,
+    ROUNDING_LEVELS,
+    SERVED,
+    random_tokens,
+    small_model,
+)
 from tests.model.ops.cpu.replay.build import build_replay
 from tests.model.ops.cpu.replay.recording import record
 from tests.model.ops.cpu.test_gguf_blocks import mixed
@@ -28,7 +34,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.process,
     pytest.mark.timeout(1200),
-    pytest.mark.skipif(FUSED == "v4dot", reason="v4dot, the one level built, rounds as no other"),
+    pytest.mark.skipif(FUSED in ROUNDING_LEVELS, reason="the one level built rounds as no other"),
 ]
 
 Weights = Mapping[str, npt.NDArray[np.float32]]

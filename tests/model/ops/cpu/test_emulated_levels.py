@@ -1,13 +1,14 @@
-"""The code of level v4dot, with its two instructions emulated where a processor lacks them.
+"""The code of the levels v4dot and amx, with their own instructions emulated by those of v4.
 
-A processor that has them runs `v4dot` in all other tests, which go over `levels()`.
+A processor that has them runs these levels in all other tests, which go over `levels()`.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,13 @@ import pytest
 
 from model.native.runtime import Runtime, levels
 from tests.gguf_blocks import KINDS
-from tests.model.ops.cpu.models import SERVED, random_tokens, small_model, small_runtime
+from tests.model.ops.cpu.models import (
+    ROUNDING_LEVELS,
+    SERVED,
+    random_tokens,
+    small_model,
+    small_runtime,
+)
 from tests.model.ops.cpu.replay.build import HERE, build_replay
 from tests.model.ops.cpu.replay.recording import record
 from tests.model.ops.cpu.test_gguf_blocks import mixed, runtime_of
@@ -32,12 +39,22 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def replay(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program, whose level v4 is v4dot's code."""
-    flags = ["-march=x86-64-v4", "-DEVERSTREAM_LEVEL=v4"]
-    flags += ["-include", str(HERE / "emulated_dot.h")]
-    compiler = os.environ.get("CXX", "g++")
-    return build_replay(tmp_path_factory.mktemp("dot") / "replay", compiler, flags)
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The programs whose level v4 is the code of v4dot, or of amx. Each is compiled once."""
+
+    @cache
+    def program(level: str) -> Path:
+        header = {"v4dot": "emulated_dot.h", "amx": "emulated_amx.h"}[level]
+        flags = ["-march=x86-64-v4", "-DEVERSTREAM_LEVEL=v4", "-include", str(HERE / header)]
+        compiler = os.environ.get("CXX", "g++")
+        return build_replay(tmp_path_factory.mktemp(level) / "replay", compiler, flags)
+
+    return program
+
+
+@pytest.fixture(params=ROUNDING_LEVELS)
+def replay(programs: Callable[[str], Path], request: pytest.FixtureRequest) -> Path:
+    return programs(request.param)
 
 
 def bits(
@@ -80,6 +97,16 @@ def test_bfloat16_inputs_are_rounded(replay: Path, name: str, tmp_path: Path) ->
     )
     error = np.abs(found - wanted).max() / np.abs(wanted).max()
     assert 0 < error < 0.02  # a rounding is 2^-9, and there are some twenty of them
+
+
+@pytest.mark.parametrize("length", [1, 20, 70])
+@pytest.mark.skipif("amx" not in levels(), reason="nothing to compare with")
+def test_emulated_amx_has_the_bits_of_the_unit(
+    programs: Callable[[str], Path], length: int, tmp_path: Path
+) -> None:
+    runtime = small_runtime("gated", "bfloat16", 1, "amx")
+    found, wanted = bits(programs("amx"), runtime, small_model("gated")[1], length, tmp_path)
+    assert found == wanted
 
 
 def logits(part: bytes, vocab_size: int) -> npt.NDArray[np.float32]:
