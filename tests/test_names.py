@@ -41,7 +41,7 @@ SAME = {
     "log": "the log of kept sessions",
     "prefixes": "states of prompts' beginnings",
     "prepare": "from a body to a request of the engine",
-    "routes": "the routes of a part of OpenAI's API",
+    "routes": "the routes of a part of an API",
     "server": "the process: its socket, and the routes about it",
     "sessions": "kept sessions",
     "store": "a store of kept sessions",

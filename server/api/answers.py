@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.api.auth import Caller
-from server.api.errors import InvalidApiKey, SessionMigrated, error_object
+from server.api.errors import InvalidApiKey, SessionMigrated
 from server.api.schemas.responses import CompletionDetails, PromptDetails, PromptUsage, UsageAnswer
 from server.engine.types import (
     Event,
@@ -410,15 +410,22 @@ class JsonWriter(Protocol):
     def whole(self) -> Iterator[bytes]: ...
 
 
-class SseWriter(Protocol):
-    """Writes the server-sent events for events of the engine, and what comes after the last.
+class StreamWriter(Protocol):
+    """Writes the chunks of a stream for events of the engine, and what comes after the last.
 
-    Those of an event that may make large ones come in parts, as in `JsonWriter`.
+    Those of an event that may make large ones come in parts, as in `JsonWriter`. ``headers`` begin
+    the answer; ``comment`` shows in silence that the stream is alive, and may be empty. ``error``
+    writes what ends a stream that has begun and cannot be finished.
     """
 
+    @property
+    def headers(self) -> Sequence[tuple[bytes, bytes]]: ...
+    @property
+    def comment(self) -> bytes: ...
     def token(self, event: TokenEvent, /) -> bytes: ...
     def chunks(self, event: Event, /) -> bytes | Iterator[bytes]: ...
     def end(self) -> bytes: ...
+    def error(self, error: RequestError, /) -> bytes: ...
 
 
 class RequestAnswer(WatchedAnswer, Generic[W]):
@@ -438,8 +445,6 @@ class RequestAnswer(WatchedAnswer, Generic[W]):
         self._large, self._writer, self._num_bytes = service.large_answers, writer, num_bytes
         self._requests = (requests,) if isinstance(requests, Request) else tuple(requests)
         self._request = self._requests[0]
-        if self._request.keep or self._request.session is not None:
-            self.comment = COMMENT_BETWEEN_IDS
         self._unended = {id for request in self._requests for id in request.ids}
         self._live = Counter({self._request.request_id: len(self._request.ids)})
         self._room = asyncio.Semaphore(AT_ONCE - 1)
@@ -544,13 +549,14 @@ class JsonAnswer(RequestAnswer[JsonWriter]):
         return self._is_end(events)
 
 
-class SseAnswer(RequestAnswer[SseWriter]):
+class StreamAnswer(RequestAnswer[StreamWriter]):
     """Chunks as they come, by ``writer``; those of one event may have ``num_bytes``.
 
     Until the first event, or the first comment, a failure is a plain HTTP error.
     """
 
     async def _answer(self, scope: Scope, send: Send) -> None:
+        self.comment = self._writer.comment
         direct = self._direct_writer(scope, self._encode)
         with self._large.reserve(self._request.owner, self._num_bytes), direct:
             await self._submit()
@@ -559,7 +565,8 @@ class SseAnswer(RequestAnswer[SseWriter]):
                 fails_later = isinstance(event, Finished) and event.usage.completion_tokens > 0
                 if isinstance(event, ENDS) and not fails_later:
                     ended(event)  # raises where it failed before its first token
-            await send_stream(send, self._pieces(events, direct), _error)
+            writer, pieces = self._writer, self._pieces(events, direct)
+            await send_stream(send, pieces, writer.error, writer.headers)
 
     def _encode(self, tokens: Sequence[TokenEvent]) -> list[bytes]:
         return [self._writer.token(token) for token in tokens]
@@ -587,7 +594,3 @@ class SseAnswer(RequestAnswer[SseWriter]):
             yield b"".join(made)
             refused, events = await direct.take()
             yield b"".join(refused)
-
-
-def _error(error: RequestError) -> bytes:
-    return sse({"error": error_object(error)}) + DONE

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from server.api.chat.messages import FunctionDefinition
 from server.api.errors import MAX_MESSAGE_CHARS, error_object
-from server.api.openai.messages import FunctionDefinition
 from server.api.schemas.requests import FormatPart, JsonSchema
 from server.api.schemas.wire import Wire
 from server.errors import invalid

@@ -7,7 +7,8 @@ from typing import Annotated, ClassVar, Literal, cast
 
 from pydantic import Discriminator, Field, Tag
 
-from server.api.openai.messages import COMPLETIONS, EMBEDDINGS, Messages, TemplateKwargs, Tools
+from server.api.chat.messages import Messages, TemplateKwargs, Tools
+from server.api.openai.refused import COMPLETIONS, EMBEDDINGS
 from server.api.schemas.requests import (
     MAX_CHOICES,
     Continuation,

@@ -10,10 +10,22 @@ from typing import Any, Generic, TypeVar
 import orjson
 
 from model.tokenizer import Tokenizer
-from server.api.answers import DONE, server_sent, total_usage, usage_object, whole_usage
+from server.api.answers import (
+    COMMENT,
+    COMMENT_BETWEEN_IDS,
+    DONE,
+    HEADERS,
+    server_sent,
+    sse,
+    total_usage,
+    usage_object,
+    whole_usage,
+)
+from server.api.errors import error_object
 from server.api.events import EpochName
 from server.api.schemas.requests import StreamOptions
 from server.engine.types import Event, Finished, Request, Scored, Usage
+from server.errors import RequestError
 
 # -------------------------------------------------------------------------------------------------
 # What the answers of completions and of chats share: whole in parts, or in chunks, with usage.
@@ -44,14 +56,18 @@ class AnswerWriter(Generic[C]):
     client can resume.
     """
 
+    headers = HEADERS
+
     def __init__(
         self,
         head: Json,
         choices: Mapping[str, C],
         options: StreamOptions | None,
         epoch_name: EpochName,
+        is_kept: bool,
     ) -> None:
-        self._epoch_name = epoch_name
+        self._epoch_name, self._is_kept = epoch_name, is_kept
+        self.comment = COMMENT_BETWEEN_IDS if is_kept else COMMENT
         #: What the SSE ids of a kept session begin with, once it has started.
         self._id = b""
         self._head = {**head, "choices": []}
@@ -59,6 +75,10 @@ class AnswerWriter(Generic[C]):
         self._shows_usage = bool(options and options.include_usage)
         self._shows_so_far = bool(options and options.continuous_usage_stats)
         self._so_far = Usage(0, 0)
+
+    def error(self, error: RequestError) -> bytes:
+        """What ends a stream that cannot be finished."""
+        return sse({"error": error_object(error)}) + DONE
 
     def end(self) -> bytes:
         """What comes after the last event of all choices."""

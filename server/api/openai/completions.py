@@ -15,7 +15,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from typing_extensions import TypedDict
 
-from server.api.answers import JsonAnswer, SseAnswer, ended, sse
+from server.api.answers import JsonAnswer, StreamAnswer, ended, sse
 from server.api.errors import error_object
 from server.api.events import EpochName
 from server.api.openai.bodies import CompletionBody, prompts_in
@@ -235,7 +235,8 @@ class CompletionWriter(AnswerWriter[TextChoice]):
         for request, echo in zip(requests, echoes, strict=True):
             for id in request.ids:
                 choices[id] = TextChoice(len(choices), request, echo, shown)
-        super().__init__(head, choices, shown.options, epoch_name)
+        is_kept = any(request.keep or request.session is not None for request in requests)
+        super().__init__(head, choices, shown.options, epoch_name, is_kept)
         self._requests, self._shown = requests, shown
         self._is_plain = not (shown.logprobs is not None or shown.token_ids or self._shows_so_far)
 
@@ -461,7 +462,7 @@ async def complete(request: Request) -> Response:
     epoch_name = service.async_engine.epoch_name
     writer = CompletionWriter(requests, service.model.name, int(time.time()), epoch_name, shown)
     if body.stream:  # each choice repeats the prompt, which is written once
-        return SseAnswer(service, requests, writer, of_prompts // shown.num)
+        return StreamAnswer(service, requests, writer, of_prompts // shown.num)
     return JsonAnswer(service, requests, writer, num_bytes)
 
 

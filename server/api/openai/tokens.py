@@ -12,9 +12,9 @@ from typing_extensions import TypedDict
 
 from model.tokenizer import Tokenizer
 from server.api.answers import json_response
+from server.api.chat.answer_options import reasoning_of
+from server.api.chat.prompt import prompt_of
 from server.api.openai.bodies import DetokenizeBody, TokenizeBody
-from server.api.openai.chat.body import reasoning_of
-from server.api.openai.chat.prompt import prompt_of
 from server.api.openai.choices import JsonList, TokenNames
 from server.api.prepare import MAX_INLINE_CHARS, check_ids
 from server.api.routing import ERRORS, KEY_ERRORS, body_schema, service_for

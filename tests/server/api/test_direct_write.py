@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from server.api.answers import WRITE_EXTENSION, SseAnswer, writer_of
+from server.api.answers import WRITE_EXTENSION, StreamAnswer, writer_of
 from server.api.auth import Keyring
 from server.api.openai.completions import CompletionWriter, Shown
 from server.api.schemas.requests import StreamOptions
@@ -100,7 +100,7 @@ class Writer(CompletionWriter):
 async def stream_events(peer: Peer, scope: dict[str, Any], in_step: bool = False) -> None:
     async with serving(in_step) as service:
         request = Request("r", "me", (1,), SamplingParams(max_tokens=NUM_TOKENS))
-        await SseAnswer(service, request, Writer(request))(scope, peer.receive, peer.send)
+        await StreamAnswer(service, request, Writer(request))(scope, peer.receive, peer.send)
 
 
 async def stream_frames(peer: Peer, scope: dict[str, Any], in_step: bool = False) -> None:
@@ -136,7 +136,7 @@ async def test_writer_that_counts_makes_each_chunk_once(refuse: str) -> None:
         (request,), "fake", 0, shown=Shown(options=StreamOptions(continuous_usage_stats=True))
     )
     async with serving() as service:
-        answer = SseAnswer(service, request, writer)
+        answer = StreamAnswer(service, request, writer)
         await answer({"extensions": {WRITE_EXTENSION: peer.write}}, peer.receive, peer.send)
     counts = [int(found) for found in re.findall(rb'"completion_tokens":(\d+)', peer.received)]
     assert counts[:NUM_TOKENS] == list(range(1, NUM_TOKENS + 1))

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from model.chat.call_forms import LISTED
-from server.api.openai.chat.calls import Arguments, CallReader
+from server.api.chat.calls import Arguments, CallReader
 from server.constraints.compiler import FormatCompiler
 from server.errors import InvalidRequest
 from tests.server.constraints.test_tool_calls import (

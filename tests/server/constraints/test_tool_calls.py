@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from model.chat.call_forms import FENCED, FORMS, PARAMETERS, TAGGED, CallForm
-from server.api.openai.chat.calls import (
+from server.api.chat.calls import (
     Arguments,
     CallBegins,
     CallReader,

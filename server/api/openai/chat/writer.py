@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
-from hashlib import sha256
-from io import StringIO
 from typing import Any
 
 import orjson
 
 from model.chat.call_forms import CallForm
 from server.api.answers import drafted, ended, sse, total_usage
+from server.api.chat.calls import Arguments, CallBegins, Text
+from server.api.chat.reader import AnswerPiece, AnswerReader, Thought, WholeAnswer, WholeCall
 from server.api.errors import error_object
 from server.api.events import EpochName
-from server.api.openai.chat.calls import Arguments, CallBegins, CallReader, Piece, Text
 from server.api.openai.choices import (
     AnswerWriter,
     Json,
@@ -41,74 +39,53 @@ class WrittenChatChoice(WrittenChoice):
         self.token_ids: list[int] = []
         #: What a chunk to come has of tokens that made none.
         self.unshown: Json = {}
-        #: What names the calls of a kept session, which are the same when they are read again.
-        self.place = ""
-        self._content, self._thoughts = StringIO(), StringIO()
-        self._calls: list[Json] = []
-        self._reader = CallReader(calls) if calls else None
+        self.reader = AnswerReader(calls)
+        self._answer = WholeAnswer(self.reader)
 
-    def read(self, event: TokenEvent) -> list[Json]:
-        """The deltas that a token comes to."""
-        thought = [{"reasoning_content": event.thought}] if event.thought else []
-        return thought + self._push(event.text)
+    def read(self, event: TokenEvent) -> list[AnswerPiece]:
+        """What a token adds."""
+        return self.reader.read(event)
 
-    def _push(self, text: str) -> list[Json]:
-        if self._reader is None:
-            pieces: list[Piece] = [Text(text)] if text else []
-        else:
-            pieces = self._reader.push(text)
-        return [self._delta(piece) for piece in pieces]
+    def finish(self, end: Finished) -> list[AnswerPiece]:
+        """What the end adds."""
+        self.last = end
+        return self.reader.finish(end)
 
-    def _delta(self, piece: Piece) -> Json:
+    def delta(self, piece: AnswerPiece) -> Json:
+        """OpenAI's ``delta`` of a piece; one with a call's name is asked for once."""
+        if isinstance(piece, Thought):
+            return {"reasoning_content": piece.text}
         if isinstance(piece, Text):
             return {"content": piece.text}
         if isinstance(piece, CallBegins):
-            named = f"{self.place}:{piece.index}".encode()
-            id = sha256(named).hexdigest()[:24] if self.place else secrets.token_hex(12)
-            call = {"index": piece.index, "id": f"call_{id}", "type": "function"}
+            id = f"call_{self.reader.new_call_id(piece.index)}"
+            call = {"index": piece.index, "id": id, "type": "function"}
             return {"tool_calls": [{**call, "function": {"name": piece.name, "arguments": ""}}]}
         assert isinstance(piece, Arguments), piece
         return {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}
-
-    def finish(self, end: Finished) -> list[Json]:
-        """The last deltas."""
-        self.last = end
-        deltas = [{"reasoning_content": end.thought}] if end.thought else []
-        deltas += self._push(end.text)
-        held = [] if self._reader is None else self._reader.end(end.grammar_ended)
-        return deltas + [self._delta(piece) for piece in held]
 
     @property
     def finish_reason(self) -> str | None:
         """OpenAI's word for why it ended; a call that was cut short does not count."""
         assert isinstance(self.last, Finished), self.index
         reason = self.last.finish_reason
-        called = self._reader is not None and self._reader.is_complete
-        return "tool_calls" if called and reason == "stop" else reason
+        return "tool_calls" if self.reader.has_called and reason == "stop" else reason
 
     def message(self) -> Json:
         """All that was kept."""
-        content, thoughts = self._content.getvalue(), self._thoughts.getvalue()
-        said = content if content or not (self._calls or thoughts) else None
+        content, thoughts = self._answer.text, self._answer.thoughts
+        calls = self._answer.calls
+        said = content if content or not (calls or thoughts) else None
         message: Json = {"role": "assistant", "content": said, "refusal": None}
         if thoughts:
             message["reasoning_content"] = thoughts
-        if self._calls:
-            message["tool_calls"] = [_joined(call) for call in self._calls]
+        if calls:
+            message["tool_calls"] = [_call(call) for call in calls]
         return message
 
-    def keep(self, deltas: list[Json]) -> None:
+    def keep(self, pieces: list[AnswerPiece]) -> None:
         """Adds what `read` has returned to the message."""
-        for delta in deltas:
-            if "reasoning_content" in delta:
-                self._thoughts.write(delta["reasoning_content"])
-            if "content" in delta:
-                self._content.write(delta["content"])
-            for call in delta.get("tool_calls", ()):
-                function = call["function"]
-                if "id" in call:
-                    self._calls.append({"id": call["id"], "name": function["name"], "texts": []})
-                self._calls[call["index"]]["texts"].append(function["arguments"])
+        self._answer.add(pieces)
 
 
 class ChatWriter(AnswerWriter[WrittenChatChoice]):
@@ -140,10 +117,10 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
             "seed": request.sampling.seed,
         }
         choices = {id: WrittenChatChoice(index, calls) for index, id in enumerate(request.ids)}
-        super().__init__(head, choices, options, epoch_name)
+        is_kept = request.keep or request.session is not None
+        super().__init__(head, choices, options, epoch_name, is_kept)
         self._may_call, self._names = calls is not None, names
         self._prompt_ids = request.tokens if token_ids else None
-        self._is_kept = request.keep or request.session is not None
         self._thinks = request.sampling.turn is not None
         self._is_predicted = bool(request.prediction)
         self._so_far = Usage(len(request.tokens), 0)
@@ -202,7 +179,7 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
 
     def _start(self, choice: WrittenChatChoice, event: Started) -> None:
         if self._is_kept:
-            choice.place = f"{event.session}:{event.seq}"
+            choice.reader.start(event)
             self._id = f"{self._epoch_name(event.epoch)}:".encode()
 
     def token(self, event: TokenEvent) -> bytes:
@@ -235,10 +212,10 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
             return self._begun(choice, **place) if self._is_kept else b""
         try:
             end = ended(event)
-            deltas = choice.finish(end)
+            pieces = choice.finish(end)
         except RequestError as error:
             return sse({"error": error_object(error)})
-        parts = [self._chunk(_choice(choice, delta)) for delta in deltas]
+        parts = [self._chunk(_choice(choice, choice.delta(piece))) for piece in pieces]
         more = {"session": end.session, "position": end.position} if self._is_kept else {}
         written = _choice(choice, {}, choice.finish_reason) | choice.unshown
         last = self._chunk(written, self._sse_id(end.seq), **more)
@@ -263,7 +240,7 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
         if self._names is not None:
             shown = unshown.setdefault("logprobs", {"content": [], "refusal": None})
             shown["content"] += self._logprobs(event)
-        written = [_choice(choice, delta) for delta in choice.read(event)]
+        written = [_choice(choice, choice.delta(piece)) for piece in choice.read(event)]
         if not written:
             return b""
         written[0] |= unshown
@@ -298,6 +275,6 @@ def _entry(names: TokenNames, id: int, logprob: float | None) -> Json:
     return {"token": names[id], "logprob": finite(logprob), "bytes": list(data) if data else None}
 
 
-def _joined(call: Json) -> Json:
-    function = {"name": call["name"], "arguments": "".join(call["texts"])}
-    return {"id": call["id"], "type": "function", "function": function}
+def _call(call: WholeCall) -> Json:
+    function = {"name": call.name, "arguments": call.arguments.getvalue()}
+    return {"id": f"call_{call.id}", "type": "function", "function": function}

@@ -12,8 +12,8 @@ import orjson
 from model.chat.call_forms import FORMS
 from model.tokenizer import Tokenizer
 from server.api.answers import server_sent
+from server.api.chat.calls import Arguments, CallBegins, CallReader, Piece, Text, with_texts
 from server.api.errors import SessionMigrated, error_object
-from server.api.openai.chat.calls import Arguments, CallBegins, CallReader, Piece, Text, with_texts
 from server.api.openai.choices import JsonList
 from server.api.openai.responses.items import Json, Note
 from server.api.openai.responses.schemas import ResponseFailure, ResponseUsage, Status

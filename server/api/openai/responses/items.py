@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from model.chat.call_forms import TAGGED
-from server.api.openai.messages import (
+from server.api.chat.messages import (
     AssistantMessage,
     CalledFunction,
     ChatMessage,

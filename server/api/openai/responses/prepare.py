@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from model.chat.call_forms import TAGGED
-from server.api.openai.chat.body import Effort, reasoning_of, sampling_of, turn_of
-from server.api.openai.chat.calls import (
+from server.api.chat.answer_options import Effort, reasoning_of, sampling_of, turn_of
+from server.api.chat.calls import (
     AllowedFunction,
     AllowedFunctions,
     AllowedToolChoice,
@@ -21,8 +21,8 @@ from server.api.openai.chat.calls import (
     ToolUse,
     tool_use,
 )
-from server.api.openai.chat.prompt import Prompt
-from server.api.openai.messages import FunctionDefinition, FunctionTool, tool_object
+from server.api.chat.messages import FunctionDefinition, FunctionTool, tool_object
+from server.api.chat.prompt import Prompt
 from server.api.openai.responses.events import ResponseWriter
 from server.api.openai.responses.items import Json, Note, id_under_key, input_items, new_id
 from server.api.openai.responses.schemas import (

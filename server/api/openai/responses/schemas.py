@@ -14,18 +14,17 @@ from pydantic import (
 )
 from typing_extensions import TypedDict
 
-from server.api.openai.bodies import Labels
-from server.api.openai.chat.body import Effort
-from server.api.openai.chat.calls import ChosenFunction, kind_of_choice
-from server.api.openai.messages import (
+from server.api.chat.answer_options import Effort
+from server.api.chat.calls import ChosenFunction, kind_of_choice
+from server.api.chat.messages import (
     CACHE_MARK,
-    REASONING,
-    RESPONSES,
     FunctionDefinition,
     FunctionName,
     HeldRefusal,
     only_functions,
 )
+from server.api.openai.bodies import Labels
+from server.api.openai.refused import REASONING, RESPONSES
 from server.api.schemas import requests as schemas
 from server.api.schemas.requests import (
     ChoiceFormat,

@@ -11,14 +11,14 @@ from typing import Any
 
 import orjson
 
-from server.api.openai.chat.prompt import PLACEHOLDER, Prompt, prompt_of, without
-from server.api.openai.messages import (
+from server.api.chat.messages import (
     AssistantMessage,
     ChatMessage,
     FunctionTool,
     SystemMessage,
     UserMessage,
 )
+from server.api.chat.prompt import PLACEHOLDER, Prompt, prompt_of, without
 from server.api.openai.responses.events import SILENT, ResponseWriter
 from server.api.openai.responses.items import ID_PREFIX, Given, Json, Note, chat_messages
 from server.api.openai.responses.schemas import ItemReference

@@ -12,8 +12,8 @@ from pydantic import TypeAdapter
 
 from model.chat.template import PLAIN, ChatTemplate
 from model.tokenizer import END_OF_TEXT, Tokenizer
-from server.api.openai.chat.prompt import prompt_of
-from server.api.openai.messages import Messages, Tools
+from server.api.chat.messages import Messages, Tools
+from server.api.chat.prompt import prompt_of
 from server.chat.renderer import Renderer
 from server.errors import InvalidRequest
 from server.models.service import Service, TenantTokenizers

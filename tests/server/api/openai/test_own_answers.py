@@ -16,11 +16,11 @@ from model.chat.template import ChatTemplate
 from model.families.arwkv7.chat import TEMPLATE as ARWKV7
 from model.families.lfm2.chat import TEMPLATE as LFM2
 from model.families.qwen35.chat import TEMPLATE as OUR_QWEN35
+from server.api.chat.calls import with_texts
+from server.api.chat.messages import ChatMessage
+from server.api.chat.prompt import prompt_of
 from server.api.openai.chat.body import ChatBody
-from server.api.openai.chat.calls import with_texts
-from server.api.openai.chat.prompt import prompt_of
 from server.api.openai.chat.writer import ChatWriter
-from server.api.openai.messages import ChatMessage
 from server.api.openai.responses.events import ResponseWriter
 from server.api.openai.responses.items import Note, chat_messages, input_items
 from server.api.openai.responses.schemas import ResponsesBody

@@ -11,7 +11,7 @@ import pytest
 
 from model.chat.template import ChatTemplate
 from model.tokenizer import Tokenizer
-from server.api.openai.messages import FunctionDefinition, FunctionTool
+from server.api.chat.messages import FunctionDefinition, FunctionTool
 from server.api.openai.responses.items import Json, Note
 from server.api.openai.responses.stored import (
     MAX_BYTES,

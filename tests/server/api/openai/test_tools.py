@@ -15,7 +15,7 @@ from model.chat.call_forms import FENCED, FORMS, LISTED, PARAMETERS, TAGGED, Cal
 from model.chat.python_calls import literal
 from model.chat.template import PLAIN, ChatTemplate
 from model.chat.turns import Turns
-from server.api.openai.chat.calls import (
+from server.api.chat.calls import (
     Arguments,
     CallBegins,
     CallReader,
@@ -26,7 +26,7 @@ from server.api.openai.chat.calls import (
     ToolUse,
     tool_use,
 )
-from server.api.openai.messages import FunctionTool
+from server.api.chat.messages import FunctionTool
 from server.api.schemas.requests import JsonObjectFormat, RegexFormat, TextFormat
 from server.errors import InvalidRequest
 

@@ -1,4 +1,4 @@
-"""OpenAI's messages and tools over the wire and for templates; fields that are refused by name."""
+"""Messages and tools of a chat: as OpenAI's clients send them, and as templates read them."""
 
 from __future__ import annotations
 
@@ -22,142 +22,7 @@ from server.api.schemas.requests import Schema, few_fields, finite_numbers
 from server.api.schemas.wire import History, Refusal, Wire, of_type
 from server.api.schemas.wire import ItemId as CallId
 
-# -------------------------------------------------------------------------------------------------
-# Fields that OpenAI's API or other servers have and this one does not: refused by name.
-#
-# A value that asks for nothing (null, or the default) is accepted. A field that a
-# body declares itself is never looked up here.
-
-
-def _refused(names: Iterable[str], reason: str, *accepted: object) -> dict[str, Refusal]:
-    return dict.fromkeys(names, Refusal(reason, accepted))
-
-
-_STORED = {
-    **_refused(["store"], "answers are not stored here; POST /v1/responses stores them", False),
-    **_refused(
-        ["metadata"], "is for stored answers; POST /v1/responses stores them, with metadata", {}
-    ),
-}
-
-_HOSTED = {
-    **_refused(["service_tier"], "this server has one tier", "auto", "default"),
-    **_refused(
-        ["prompt_cache_options", "cache_salt"],
-        "the prefix cache needs no key: it knows each tenant's own prefixes at any token",
-    ),
-    **_refused(
-        ["prompt_cache_retention"],
-        "the prefix cache keeps what is used and has no times",
-        "in_memory",
-        "in-memory",
-    ),
-    **_refused(["moderation"], "this server moderates nothing"),
-}
-
-#: Of vLLM's and others' sampling.
-_SAMPLING = {
-    **_refused(["use_beam_search"], "there is no beam search; use best_of", False),
-    **_refused(["length_penalty"], "is for beam search, which there is not", 1.0),
-    **_refused(["early_stopping"], "is for beam search, which there is not", False),
-    **_refused(["min_tokens"], "is not supported; use ignore_eos with max_tokens", 0),
-    **_refused(["bad_words"], "is not supported; use logit_bias on token ids", []),
-    **_refused(["allowed_token_ids"], "is not supported; use logit_bias or response_format"),
-    **_refused(["include_stop_str_in_output"], "a stop string is never shown", False),
-    **_refused(["skip_special_tokens"], "special tokens have no text here", True),
-    **_refused(["spaces_between_special_tokens"], "special tokens have no text here", True),
-    **_refused(["detokenize"], "text is always made", True),
-    **_refused(["truncate_prompt_tokens"], "a prompt is never cut: the state has no length limit"),
-    **_refused(["truncation_side"], "a prompt is never cut: the state has no length limit"),
-    **_refused(["add_special_tokens"], "a text gets the start token, token ids are as given", True),
-    **_refused(["logits_processors"], "the server runs no code of its clients"),
-    **_refused(["priority"], "all requests have the same priority", 0),
-    **_refused(["request_id"], "the server names requests itself"),
-    **_refused(["return_tokens_as_token_ids"], "is not supported", False),
-    **_refused(["kv_transfer_params", "vllm_xargs"], "is not supported"),
-    **_refused(
-        [
-            *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-            *("guided_decoding_backend", "guided_whitespace_pattern", "structural_tag"),
-            "structured_outputs",
-        ],
-        "is not supported; use response_format",
-    ),
-}
-
-#: `POST /v1/completions`.
-COMPLETIONS = {
-    **_STORED,
-    **_HOSTED,
-    **_SAMPLING,
-    **_refused(["suffix"], "the model cannot fill in: it reads from left to right", ""),
-    **_refused(["max_completion_tokens"], "is called max_tokens here"),
-    **_refused(["tools", "tool_choice", "messages"], "is for /v1/chat/completions"),
-    **_refused(["logprob_start_len", "return_logprob"], "is not supported; use logprobs and echo"),
-}
-
-_NO_MEDIA = "the model reads and writes text alone"
-
-#: `POST /v1/chat/completions`.
-CHAT = {
-    **_STORED,
-    **_HOSTED,
-    **_SAMPLING,
-    **_refused(["audio"], _NO_MEDIA),
-    **_refused(["modalities"], _NO_MEDIA, ["text"]),
-    **_refused(["web_search_options"], "the server reaches no network"),
-    **_refused(["reasoning"], "is called reasoning_effort here", {}, {"effort": "none"}),
-    **_refused(["verbosity"], "the model does not know it", "medium"),
-    **_refused(["functions"], "is not supported; use tools", []),
-    **_refused(["function_call"], "is not supported; use tool_choice", "none"),
-    **_refused(["prompt_logprobs", "echo"], "is for /v1/completions", False),
-    **_refused(["chat_template"], "the template comes from the model alone"),
-    **_refused(["documents"], "is not supported; chat_template_kwargs may have them", []),
-    **_refused(["prompt"], "is for /v1/completions; give messages"),
-    **_refused(["allowed_tools"], "is part of tool_choice"),
-    **_refused(["best_of"], "is for /v1/completions", 1),
-    **_refused(["mm_processor_kwargs", "media_io_kwargs"], _NO_MEDIA),
-}
-
-#: `POST /v1/responses`.
-RESPONSES = {
-    **_HOSTED,
-    **_refused(["conversation"], "there are no conversation objects; use previous_response_id"),
-    **_refused(["max_tool_calls"], "there are no built-in tools"),
-    **_refused(["prompt"], "there are no stored prompts"),
-    **_refused(["context_management"], "the state has a constant size: nothing needs to be cut"),
-    **_refused(["messages"], "is for /v1/chat/completions; give input"),
-    **_refused(["max_tokens", "max_completion_tokens"], "is called max_output_tokens here"),
-}
-
-#: What a response says of its thinking.
-REASONING = {
-    **_refused(
-        ["summary", "generate_summary"],
-        "there are no summaries: the output has all that is thought",
-        "auto",
-    ),
-}
-
-#: A message of the assistant's that is sent back.
-ASSISTANT = {
-    **_refused(["audio"], _NO_MEDIA),
-    **_refused(["function_call"], "is what tool_calls was called before"),
-}
-
-#: `POST /v1/embeddings`.
-EMBEDDINGS = {
-    **_refused(["dimensions"], "the vector has the model's hidden size, and is not cut"),
-    **_refused(["truncate_prompt_tokens"], "an input is never cut"),
-    **_refused(["messages"], "is not supported; give input"),
-    **_refused(["priority"], "all requests have the same priority", 0),
-    **_refused(["normalize"], "the vector always has the length 1", True),
-}
-
-
-# -------------------------------------------------------------------------------------------------
-# OpenAI's messages and tools, as they come over the wire and as templates read them.
-
+NO_MEDIA = "the model reads and writes text alone"
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
@@ -174,6 +39,12 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=NAM
 Description = Annotated[str, StringConstraints(max_length=16_384)]
 FunctionName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
+
+#: Of a message of the assistant's that is sent back.
+ASSISTANT = {
+    "audio": Refusal(NO_MEDIA),
+    "function_call": Refusal("is what tool_calls was called before"),
+}
 
 #: A mark for other servers' caches: the prefix cache finds beginnings by itself.
 CACHE_MARK = frozenset(["cache_control"])

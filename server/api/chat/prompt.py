@@ -10,7 +10,7 @@ from typing import Any
 from model.chat.call_forms import LISTED
 from model.chat.python_calls import written
 from model.tokenizer import Tokenizer
-from server.api.openai.messages import (
+from server.api.chat.messages import (
     MAX_DEPTH,
     AssistantMessage,
     ChatMessage,

@@ -12,7 +12,7 @@ from pydantic import Discriminator, Field, StringConstraints, Tag, model_validat
 
 from model.chat.call_forms import TAGGED, CallForm
 from model.chat.template import ChatTemplate
-from server.api.openai.messages import FunctionName, FunctionTool, tool_object
+from server.api.chat.messages import FunctionName, FunctionTool, tool_object
 from server.api.schemas.requests import (
     FormatPart,
     JsonObjectFormat,

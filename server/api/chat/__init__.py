@@ -1,0 +1,1 @@
+"""What all dialects of chats share: messages, calls, prompts, and answers as they come."""
