@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from server.api import asyncapi, durable_streams
 from server.api.auth import Authenticator, Keyring, RouteTable
 from server.api.connections import DEFAULT_MAX_CONNECTIONS, ConnectionTable
+from server.api.dialect import Dialect
 from server.api.errors import FAILED, MethodNotAllowed, RouteNotFound
 from server.api.gate import Gate, error_response, refuse
 from server.api.middleware import (
@@ -48,6 +49,9 @@ from server.observability.tracing import OFF, Tracer
 
 logger = logging.getLogger("everstream.api")
 
+#: The APIs of other servers, next to OpenAI's. A request that none of them owns is not theirs.
+DIALECTS: tuple[Dialect, ...] = ()
+
 ROUTERS = (
     http.router,
     model_routes.router,
@@ -64,6 +68,7 @@ ROUTERS = (
     admin.states_router,
     asyncapi.router,
     server.pages_router,
+    *(dialect.router for dialect in DIALECTS),
 )
 
 
@@ -146,14 +151,14 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestError)
     async def engine_error(request: Request, error: RequestError) -> Response:
-        return error_response(error)
+        return error_response(error, request.scope)
 
     @app.exception_handler(HTTPException)
     async def routing_error(request: Request, error: HTTPException) -> Response:
         known = (
             MethodNotAllowed() if error.status_code == 405 else RouteNotFound.at(request.url.path)
         )
-        response = error_response(known)
+        response = error_response(known, request.scope)
         response.headers.update(error.headers or {})
         if error.status_code == 405 and (methods := _methods_of(request.url.path)):
             response.headers["allow"] = ", ".join(sorted(methods))
@@ -165,7 +170,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         name, message = str(first["loc"][1])[:MAX_NAME_CHARS], first["msg"].lower()
         for theirs in ("input should be ", "value error, must be "):
             message = message.replace(theirs, "must be ")
-        return error_response(invalid(name, message))
+        return error_response(invalid(name, message), request.scope)
 
     @app.exception_handler(ClientDisconnect)
     async def client_gone(request: Request, error: ClientDisconnect) -> Response:
@@ -175,7 +180,7 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def unexpected_error(request: Request, error: Exception) -> Response:
         # uvicorn logs the traceback; this says which request it is of.
         logger.error("a request failed", extra={"request_id": request.state.http_request_id})
-        return error_response(InternalFailure(FAILED))
+        return error_response(InternalFailure(FAILED), request.scope)
 
 
 def _methods_of(path: str) -> set[str]:
@@ -208,4 +213,5 @@ def _add_gate(app: FastAPI, config: ServerConfig, models: Models) -> None:
         connections=app.state.connections,
         authenticator=Authenticator(app.state.keyring, RouteTable(app.routes), origins),
         bodies=BodyLimit(config.max_body_bytes, of_paths=of_paths),
+        dialects=DIALECTS,
     )

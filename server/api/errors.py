@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import orjson
@@ -197,6 +198,18 @@ def error_object(error: RequestError) -> ErrorDetail:
 def error_body(error: RequestError) -> bytes:
     """The body of an answer that is an error."""
     return orjson.dumps({"error": error_object(error)})
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorShape:
+    """How an API answers with errors: the ``body``, and the HTTP ``status``."""
+
+    body: Callable[[RequestError], bytes]
+    status: Callable[[RequestError], int]
+
+
+#: OpenAI's, which is that of our own routes too.
+USUAL_ERRORS = ErrorShape(error_body, lambda error: outcome(error).status)
 
 
 def error_headers(error: RequestError) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -14,8 +15,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.api.answers import WRITE_EXTENSION
 from server.api.auth import OPEN_PATHS, SUBPROTOCOL, Authenticator, RateLimited, ScopeMissing
 from server.api.connections import CONNECTION_EXTENSION, ConnectionTable, address_of
+from server.api.dialect import STATE as DIALECT
+from server.api.dialect import Dialect
 from server.api.errors import (
     FAILED,
+    USUAL_ERRORS,
     HeadTooLarge,
     InvalidApiKey,
     TooManyConnections,
@@ -24,6 +28,7 @@ from server.api.errors import (
     outcome,
 )
 from server.api.middleware import BodyLimit, Cors, HostCheck
+from server.api.schemas.parse import IGNORED
 from server.api.schemas.wire import REFUSAL, has_control
 from server.errors import InternalFailure, RequestError, invalid
 
@@ -35,6 +40,8 @@ from server.errors import InternalFailure, RequestError, invalid
 
 
 HEADER = "x-request-id"
+#: Names the fields of a body that are known and have no effect here.
+IGNORED_HEADER = b"x-everstream-ignored"
 #: Where a scope's state has the id of its request.
 STATE = "http_request_id"
 
@@ -59,6 +66,8 @@ def new_request_id() -> str:
 class Reply:
     """``send`` for one request: the head of its answer gets ``headers``, the request's id first.
 
+    And the names of fields that had no effect, where the route has noted any.
+
     The answer to HEAD has no body: a stream ends with its head, and the app sees the client leave.
     """
 
@@ -69,14 +78,17 @@ class Reply:
             state[STATE] = given if _VALID.fullmatch(given) else new_request_id()
         self.headers = [(HEADER.encode(), state[STATE].encode())]
         self.has_begun = False
-        self._send = send
+        self._send, self._state = send, state
         self._is_head = scope.get("method") == "HEAD"
         self._is_over = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] in _STARTS:
             self.has_begun = True
-            message = {**message, "headers": [*message.get("headers", ()), *self.headers]}
+            headers = [*message.get("headers", ()), *self.headers]
+            if ignored := self._state.get(IGNORED):
+                headers.append((IGNORED_HEADER, ", ".join(sorted(ignored)).encode()))
+            message = {**message, "headers": headers}
         elif self._is_head:
             if self._is_over:
                 return
@@ -85,9 +97,11 @@ class Reply:
         await self._send(message)
 
 
-def error_response(error: RequestError) -> Response:
-    """The HTTP answer for ``error``."""
-    return Response(error_body(error), outcome(error).status, error_headers(error))
+def error_response(error: RequestError, scope: Scope) -> Response:
+    """The HTTP answer for ``error``, as the API has it that the request of ``scope`` is for."""
+    dialect: Dialect | None = scope.get("state", {}).get(DIALECT)
+    shape = USUAL_ERRORS if dialect is None else dialect.errors
+    return Response(shape.body(error), shape.status(error), error_headers(error))
 
 
 async def refuse(scope: Scope, receive: Receive, send: Send, error: RequestError) -> None:
@@ -111,7 +125,7 @@ async def refuse(scope: Scope, receive: Receive, send: Send, error: RequestError
 async def answer_with_error(scope: Scope, send: Send, error: RequestError) -> None:
     """Answers with ``error`` where nothing more is read."""
     if scope["type"] == "http":
-        await error_response(error)(scope, _nothing, send)
+        await error_response(error, scope)(scope, _nothing, send)
         return
     headers = [(name.encode(), value.encode()) for name, value in error_headers(error).items()]
     start = {"type": "websocket.http.response.start", "status": outcome(error).status}
@@ -136,7 +150,8 @@ _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?", re.ASCII)
 class Gate:
     """Checks and admits each request to ``app``, which answers it, or answers it instead.
 
-    ``hosts`` and ``cors`` are None where every name and no other origin is allowed. What a
+    ``hosts`` and ``cors`` are None where every name and no other origin is allowed. The first of
+    ``dialects`` that owns a request says how errors look. What a
     request holds is released after its answer; routes add to it: ``held`` in the scope's state.
     """
 
@@ -148,10 +163,12 @@ class Gate:
         connections: ConnectionTable,
         authenticator: Authenticator,
         bodies: BodyLimit,
+        dialects: Sequence[Dialect] = (),
     ) -> None:
         self._app = app
         self._hosts, self._cors, self._connections = hosts, cors, connections
         self._authenticator, self._bodies = authenticator, bodies
+        self._dialects = dialects
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -181,6 +198,8 @@ class Gate:
         With what it receives: the app gets a body within the bounds.
         """
         headers = Headers(scope=scope)
+        owners = (each for each in self._dialects if each.owns(scope["path"], headers))
+        scope["state"][DIALECT] = next(owners, None)
         try:
             check_head(scope, headers)
         except RequestError as error:  # what follows on the connection cannot be trusted

@@ -34,6 +34,7 @@ METHODS = ("GET", "HEAD", "POST", "DELETE")
 #: Ours that a page may read, apart from those that every page may.
 EXPOSED = (
     *("Allow", "Retry-After", "WWW-Authenticate", "X-Request-Id"),
+    "X-Everstream-Ignored",
     *("ETag", "Stream-Next-Offset", "Stream-Up-To-Date", "Stream-Closed", "Stream-Cursor"),
 )
 MAX_AGE_S = 600

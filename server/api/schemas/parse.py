@@ -12,6 +12,7 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import orjson
@@ -24,6 +25,8 @@ from server.api.schemas.wire import FIELD_ERROR, Wire
 from server.errors import InvalidRequest, invalid
 
 MAX_NAME_CHARS = 64
+#: Where a scope's state has the names of fields without effect: see `ignore`.
+IGNORED = "ignored"
 MAX_PLACE_CHARS = 256
 # A smaller body is parsed in the event loop: it takes less time than a thread costs.
 MAX_INLINE_BYTES = 1 << 15
@@ -59,13 +62,25 @@ async def body_of(
 ) -> Body:
     """The body of ``request``, or ``default`` where it is empty, by `parse_body`.
 
-    A large one is parsed in a thread: other requests continue meanwhile.
+    A large one is parsed in a thread: other requests continue meanwhile. What it has of the hints
+    of `Wire` is listed in the answer's head.
     """
     # Not `request.body()`, which would keep it for as long as the answer takes.
     body = b"".join([part async for part in request.stream()]) or default
+    ignored: set[str] = set()
+    validate = partial(model.model_validate, context=ignored)
     if len(body) <= MAX_INLINE_BYTES:
-        return _parsed(model.model_validate, body, max_ids)
-    return await asyncio.to_thread(_parsed, model.model_validate, body, max_ids)
+        parsed = _parsed(validate, body, max_ids)
+    else:
+        parsed = await asyncio.to_thread(_parsed, validate, body, max_ids)
+    ignore(request, *ignored)
+    return parsed
+
+
+def ignore(request: HttpRequest, *names: str) -> None:
+    """Has the answer's head list ``names``: fields of the request that have no effect here."""
+    if names:
+        request.scope["state"].setdefault(IGNORED, set()).update(names)
 
 
 async def in_thread_if_large(num_bytes: int, call: Callable[[], T]) -> T:

@@ -16,6 +16,7 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     StringConstraints,
+    ValidationInfo,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
@@ -62,7 +63,8 @@ class Wire(BaseModel):
     """Base of all messages from a client.
 
     ``refused`` has the fields that other servers know and this one does not: see
-    `server.api.openai.messages`. ``hints`` have no effect here, whatever they say.
+    `server.api.openai.refused`. ``hints`` have no effect here, whatever they say, and are listed in
+    the head of the answer.
     """
 
     model_config = ConfigDict(
@@ -74,11 +76,17 @@ class Wire(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _known_alone(cls, value: object) -> object:
-        """Stops at the first unknown field: there may be a hundred thousand."""
+    def _known_alone(cls, value: object, info: ValidationInfo) -> object:
+        """Stops at the first unknown field: there may be a hundred thousand.
+
+        The hints that ``value`` has are added to the set that is the context, if there is one.
+        """
         if not isinstance(value, dict) or field_names(cls).issuperset(value):
             return value
-        return known_alone(cls, value, cls.refused, cls.hints)
+        known = known_alone(cls, value, cls.refused, cls.hints)
+        if isinstance(info.context, set):
+            info.context.update(name for name in cls.hints if value.get(name) is not None)
+        return known
 
     @classmethod
     def __get_pydantic_json_schema__(
