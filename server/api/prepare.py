@@ -10,6 +10,7 @@ import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from server.api.schemas.requests import AppendBody, Continuation, Prefixed, ResponseFormat, Sampling
@@ -65,6 +66,7 @@ async def generate_request(
 ) -> Request:
     """The request of a completion. Draws a seed where the client gave none.
 
+    One with a key has a session that is kept, if only to be found again by the key.
     With ``max_tokens`` 0 the prompt is only fed. ``ranked``: the choices will be
     compared. The prompt's tokens are scored unless ``num_scored`` is None: so many
     others are named in place of each.
@@ -82,20 +84,20 @@ async def generate_request(
     tokens = TokenArray()
     if prompt is not None:
         tokens = await prompt_tokens(service, owner, prompt, conversation.field, continues)
-    if key is not None and session is None and not wanted.keep:
-        raise invalid("idempotency_key", "needs a session that is kept")
+    if key is not None and session is None and wanted.keep is False:
+        raise invalid("idempotency_key", "needs a session that is kept: leave keep out")
     if not tokens and session is None and not is_begun:
         raise invalid(conversation.field, "must not be empty unless it continues a session")
     params = None
     if sampling.max_tokens != 0:
-        params = await _sampling_params(service, sampling, ranked, owner, conversation.turn)
+        params = await _sampling_params(service, sampling, ranked, owner, conversation.turn, key)
     return Request(
         request_id=request_id,
         owner=owner,
         tokens=tokens,
         sampling=params,
         session=session,
-        keep=bool(wanted.keep),
+        keep=bool(wanted.keep) or (key is not None and session is None),
         start=prompt is None or isinstance(prompt, str),
         key=key,
         score=num_scored is not None,
@@ -212,7 +214,12 @@ async def _grammar(service: Service, wanted: ResponseFormat, owner: str) -> str 
 
 
 async def _sampling_params(
-    service: Service, sampling: Sampling, logprob: bool, owner: str, turn: Turn | None
+    service: Service,
+    sampling: Sampling,
+    logprob: bool,
+    owner: str,
+    turn: Turn | None,
+    key: str | None,
 ) -> SamplingParams:
     max_tokens, wanted = service.limits.max_tokens, sampling.response_format
     if sampling.max_tokens is not None and sampling.max_tokens > max_tokens:
@@ -225,7 +232,7 @@ async def _sampling_params(
         name: value for name in _SAME if (value := getattr(sampling, name)) is not None
     }
     if "seed" not in given:
-        given["seed"] = drawn_seed()
+        given["seed"] = drawn_seed(owner, key)
     return with_defaults(
         service.model.sampling,
         **given,
@@ -238,9 +245,14 @@ async def _sampling_params(
     )
 
 
-def drawn_seed() -> int:
-    """A seed for a client that gave none; a number that JavaScript has, too."""
-    return secrets.randbits(32)
+def drawn_seed(owner: str, key: str | None) -> int:
+    """A seed for a client that gave none; a number that JavaScript has, too.
+
+    Under a key always the same: work that is repeated where its log is lost comes to the same text.
+    """
+    if key is None:
+        return secrets.randbits(32)
+    return int.from_bytes(sha256(f"{owner}\0{key}".encode()).digest()[:4], "big")
 
 
 def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:

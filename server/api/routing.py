@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
+from pydantic import TypeAdapter, ValidationError
 from pydantic.json_schema import models_json_schema
 
 from server.api.schemas import responses as answers
-from server.api.schemas.wire import Wire
+from server.api.schemas.requests import Once
+from server.api.schemas.wire import IdempotencyKey, Wire
+from server.errors import invalid
 from server.models.registry import Models
 from server.models.service import Service
 
@@ -46,6 +49,37 @@ async def service_with(request: Request, session: str | None, model: str | None 
     service = await models.holding(session, request.state.owner, model)
     request.state.held.enter_context(service.async_engine.use())
     return service
+
+
+# -------------------------------------------------------------------------------------------------
+# The client's name for a request, by which it can be sent again: a field, or a header that every
+# client library can send.
+
+
+KEY_HEADER = "Idempotency-Key"
+_KEY: TypeAdapter[str] = TypeAdapter(IdempotencyKey)
+
+Named = TypeVar("Named", bound=Once)
+
+
+def keyed(request: Request, body: Named) -> Named:
+    """``body`` with the key of the request's header, if it has one.
+
+    What has a key is kept. Raises `ScopeMissing` where the caller may keep nothing, and
+    `InvalidRequest` for what cannot be a key, or for another one in the body.
+    """
+    key = request.headers.get(KEY_HEADER)
+    if key is not None:
+        try:
+            _KEY.validate_python(key)
+        except ValidationError:
+            raise invalid(KEY_HEADER, "must have 1 to 128 characters, none of control") from None
+        if body.idempotency_key not in (None, key):
+            raise invalid("idempotency_key", f"is not the key of the header {KEY_HEADER}")
+        body = body.model_copy(update={"idempotency_key": key})
+    if body.idempotency_key is not None:
+        request.state.caller.require("sessions")
+    return body
 
 
 # -------------------------------------------------------------------------------------------------

@@ -263,7 +263,7 @@ class StreamCodec:
         id = self._new_id(message.request_id)
         if isinstance(message, schemas.Append):
             return await append_request(service, id, self._owner, message.session, message)
-        if message.session is not None or message.keep:
+        if message.session is not None or message.keep or message.idempotency_key is not None:
             self._caller.require("sessions")
         return await generate_request(
             *(service, id, self._owner, message.prompt, message, message), prefixed=message

@@ -31,7 +31,7 @@ from server.api.openai.choices import (
     written_list,
 )
 from server.api.prepare import drawn_seed, generate_request
-from server.api.routing import ERRORS, EVENT_STREAM, body_schema, service_with
+from server.api.routing import ERRORS, EVENT_STREAM, body_schema, keyed, service_with
 from server.api.schemas.parse import body_of
 from server.api.schemas.requests import StreamOptions
 from server.api.schemas.responses import PromptUsage
@@ -421,7 +421,7 @@ router = APIRouter()
 )
 async def complete(request: Request) -> Response:
     """Generate text: JSON, or server-sent events with stream."""
-    body = await body_of(CompletionBody, request)
+    body = keyed(request, await body_of(CompletionBody, request))
     service = await service_with(request, body.session, body.model)
     if body.session is not None or body.keep:
         request.state.caller.require("sessions")
@@ -432,7 +432,9 @@ async def complete(request: Request) -> Response:
     # How many others are named in place of each token of the prompt; None: these are not asked.
     asked = (body.prompt_logprobs, num_top if body.echo else None)
     num_scored = max((num for num in asked if num is not None), default=None)
-    seed = drawn_seed() if body.seed is None else body.seed  # one for all prompts
+    seed = body.seed  # one for all prompts
+    if seed is None:
+        seed = drawn_seed(request.state.owner, body.idempotency_key)
     sampling = body.model_copy(update={"seed": seed, "top_logprobs": num_top})
     name, requests = f"cmpl-{secrets.token_hex(16)}", list[EngineRequest]()
     for index, prompt in enumerate(prompts):
@@ -495,6 +497,8 @@ def _prompts(body: CompletionBody) -> Sequence[OnePrompt | None]:
     if len(prompts) > 1:
         if body.session is not None or body.keep:
             raise invalid("prompt", "must be one where the session is kept")
+        if body.idempotency_key is not None:
+            raise invalid("idempotency_key", "is for one prompt: its answer is kept in a session")
         if len(prompts) * (body.best_of or body.n or 1) > MAX_ANSWER_CHOICES:
             raise invalid("n", f"all prompts may have {MAX_ANSWER_CHOICES} choices together")
     return prompts

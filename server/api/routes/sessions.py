@@ -19,6 +19,7 @@ from server.api.routing import (
     answer_content,
     body_content,
     body_schema,
+    keyed,
     models_of,
     service_for,
     service_with,
@@ -97,7 +98,8 @@ async def delete_session(request: Request, session: str) -> Response:
 async def append(request: Request, session: str) -> Response:
     """Feed text to a session without generating; with logprobs, how surprising it was."""
     service = await service_with(request, session)
-    body = await body_of(AppendBody, request, max_ids=service.limits.max_prompt_tokens)
+    max_ids = service.limits.max_prompt_tokens
+    body = keyed(request, await body_of(AppendBody, request, max_ids=max_ids))
     request_id = f"app-{secrets.token_hex(16)}"
     work = await append_request(service, request_id, request.state.owner, session, body)
     return JsonAnswer(service, work, LastEventsWriter(appended_body))

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.server.api.talk import create, info, left, post, sse_of, story
 from tests.server.failing_store import FailingStore
@@ -177,3 +178,50 @@ async def test_busy_session_refuses_other_work_under_a_key(server: Running) -> N
     await post(server, session, "cancel")
     again = await post(server, session, "append", text="a", idempotency_key="k")
     assert again.status_code == 200
+
+
+ROUTES = {
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/responses": {"input": "hi"},
+}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("path", ROUTES)
+async def test_header_is_a_key_that_needs_no_other_field(server: Running, path: str) -> None:
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    body, headers = ROUTES[path] | {limit: 16}, {"Idempotency-Key": "k"}
+    first, again = [await server.http.post(path, json=body, headers=headers) for _ in range(2)]
+    assert first.status_code == again.status_code == 200, first.text
+    own = ("id", "created", "created_at")
+    assert same(first, again, *own)
+    stats = await server.stats()
+    assert (stats.completion_tokens_total, stats.num_sessions) == (16, 1)
+
+
+@pytest.mark.parametrize("key", ["", "k" * 129, "a\tb"])
+async def test_header_that_cannot_be_a_key_is_refused(server: Running, key: str) -> None:
+    answer = await server.http.post(
+        "/v1/completions", json={"prompt": "hi"}, headers={"Idempotency-Key": key}
+    )
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Idempotency-Key")
+
+
+async def test_two_keys_of_one_request_are_refused(server: Running) -> None:
+    answer = await server.http.post(
+        "/v1/completions", json=GENERATE, headers={"Idempotency-Key": "other"}
+    )
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "idempotency_key")
+
+
+async def test_seed_of_a_key_is_the_same_where_the_log_is_lost() -> None:
+    """Another server, which has never heard of it, comes to the same text."""
+    seeds = []
+    for _ in range(2):
+        async with running() as server:
+            headers = {"Idempotency-Key": "k"}
+            body = {"prompt": "hi", "max_tokens": 4}
+            answer = await server.http.post("/v1/completions", json=body, headers=headers)
+            seeds.append(answer.json()["seed"])
+    assert seeds[0] == seeds[1]

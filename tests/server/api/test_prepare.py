@@ -166,9 +166,9 @@ async def test_key_choices_and_scores_arrive() -> None:
 
 
 async def test_key_wants_a_session_that_is_kept() -> None:
-    for more in ('"keep": true', '"session": "s"'):
+    for more in ('"keep": true', '"session": "s"', '"keep": null'):
         found = await generated(f'{{"prompt": "hi", "idempotency_key": "k", {more}}}')
-        assert found.key == "k"
+        assert (found.key, found.keep or found.session == "s") == ("k", True)
     with pytest.raises(InvalidRequest, match="idempotency_key"):
         await generated('{"prompt": "hi", "idempotency_key": "k", "keep": false}')
 

@@ -12,7 +12,7 @@ from server.api.chat.prepare import Chat, prepared
 from server.api.openai.chat.body import ChatBody, ChatCompletion
 from server.api.openai.chat.writer import ChatWriter
 from server.api.openai.choices import TokenNames
-from server.api.routing import ERRORS, EVENT_STREAM, body_schema, service_with
+from server.api.routing import ERRORS, EVENT_STREAM, body_schema, keyed, service_with
 from server.api.schemas.parse import body_of
 from server.engine.types import Request as EngineRequest
 from server.errors import invalid
@@ -30,7 +30,7 @@ router = APIRouter()
 )
 async def chat(request: Request) -> Response:
     """Answer messages: JSON, or server-sent events with stream."""
-    body = await body_of(ChatBody, request)
+    body = keyed(request, await body_of(ChatBody, request))
     service = await service_with(request, body.session, body.model)
     if body.session is not None or body.keep:
         request.state.caller.require("sessions")

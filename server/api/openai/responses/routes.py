@@ -42,6 +42,7 @@ from server.api.routing import (
     EVENT_STREAM,
     NO_MORE_EVENTS,
     body_schema,
+    keyed,
     models_of,
     service_for,
 )
@@ -271,7 +272,7 @@ class InputItemsQuery(StrictQuery):
 )
 async def create_response(request: Request) -> Response:
     """Generate an answer: JSON, server-sent events with stream, or later with background."""
-    body = await body_of(ResponsesBody, request)
+    body = keyed(request, await body_of(ResponsesBody, request))
     owner = request.state.owner
     service = await _service_for(request, body)
     if needs_sessions(body):

@@ -117,7 +117,7 @@ async def test_chat_under_a_key_is_answered_once(server: Running) -> None:
         ({"session": "sess_0"}, 404, "session"),
         ({"session": 5}, 400, "session"),
         ({"keep": True, "n": 2}, 400, "n"),
-        ({"idempotency_key": "k"}, 400, "idempotency_key"),
+        ({"keep": False, "idempotency_key": "k"}, 400, "idempotency_key"),
         ({"keep": True, "idempotency_key": "k", "logprobs": True}, 400, "idempotency_key"),
         ({"keep": 1}, 400, "keep"),
     ],
