@@ -35,6 +35,7 @@ def test_a_shared_name_is_seen() -> None:
 
 #: Names of several files of the server, and the one thing that they mean.
 SAME = {
+    "body": "what may come in the body of a request",
     "database": "a connection to the database of a store",
     "errors": "errors, and how the API says them",
     "events": "the events of a session on the wire",
@@ -45,6 +46,7 @@ SAME = {
     "server": "the process: its socket, and the routes about it",
     "sessions": "kept sessions",
     "store": "a store of kept sessions",
+    "writer": "what writes the answer to a chat",
 }
 
 

@@ -15,6 +15,7 @@ from starlette.routing import WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
 from server.api import asyncapi, durable_streams
+from server.api.anthropic import routes as anthropic
 from server.api.auth import Authenticator, Keyring, RouteTable
 from server.api.connections import DEFAULT_MAX_CONNECTIONS, ConnectionTable
 from server.api.dialect import Dialect
@@ -50,7 +51,7 @@ from server.observability.tracing import OFF, Tracer
 logger = logging.getLogger("everstream.api")
 
 #: The APIs of other servers, next to OpenAI's. A request that none of them owns is not theirs.
-DIALECTS: tuple[Dialect, ...] = ()
+DIALECTS: tuple[Dialect, ...] = (anthropic.DIALECT,)
 
 ROUTERS = (
     http.router,

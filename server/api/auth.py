@@ -51,6 +51,8 @@ ROUTES: Mapping[str, frozenset[Scope]] = {
     "/chat": OPEN,
     "/static": OPEN,
     "/v1/completions": frozenset({"generate"}),
+    "/v1/messages": frozenset({"generate"}),
+    "/v1/messages/count_tokens": frozenset({"generate", "read"}),
     "/v1/chat/completions": frozenset({"generate"}),
     "/v1/responses": frozenset({"generate"}),
     "/v1/responses/{response_id}": frozenset({"sessions"}),
@@ -632,8 +634,9 @@ def _key(headers: Headers) -> str | None:
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return key.strip()
-    if api_key := headers.get("api-key"):
-        return api_key
+    for name in ("api-key", "x-api-key"):
+        if api_key := headers.get(name):
+            return api_key
     for offered in headers.get("sec-websocket-protocol", "").split(","):
         name = offered.strip()
         if name.startswith(KEY_SUBPROTOCOL):

@@ -26,3 +26,5 @@ class Dialect:
     router: APIRouter
     owns: Callable[[str, Headers], bool]
     errors: ErrorShape
+    #: The header that its clients read the request's id from, next to ours.
+    request_id_header: str | None = None

@@ -199,7 +199,9 @@ class Gate:
         """
         headers = Headers(scope=scope)
         owners = (each for each in self._dialects if each.owns(scope["path"], headers))
-        scope["state"][DIALECT] = next(owners, None)
+        scope["state"][DIALECT] = dialect = next(owners, None)
+        if dialect is not None and dialect.request_id_header is not None:
+            reply.headers.append((dialect.request_id_header.encode(), reply.headers[0][1]))
         try:
             check_head(scope, headers)
         except RequestError as error:  # what follows on the connection cannot be trusted

@@ -102,11 +102,8 @@ _HEADERS = {
 }
 
 
-def _errors(*statuses: int) -> Responses:
-    return {
-        status: {"model": answers.ErrorAnswer, "headers": _HEADERS.get(status, {})}
-        for status in statuses
-    }
+def _errors(*statuses: int, model: Any = answers.ErrorAnswer) -> Responses:
+    return {status: {"model": model, "headers": _HEADERS.get(status, {})} for status in statuses}
 
 
 #: OpenAPI's description of what may go wrong on every route, on those that want a key, and in work.
@@ -114,6 +111,11 @@ OPEN_ERRORS = _errors(400, 413, 431, 500)
 KEY_ERRORS = OPEN_ERRORS | _errors(401, 403, 429, 503)
 NOT_FOUND = _errors(404)
 ERRORS = KEY_ERRORS | _errors(404, 408, 409, 410, 507)
+
+
+def errors_as(model: Any) -> Responses:
+    """The same as `ERRORS` of a dialect, whose errors are of another form."""
+    return {status: {**described, "model": model} for status, described in ERRORS.items()}
 
 
 def body_schema(body: type[Wire], required: bool = True) -> dict[str, Any]:

@@ -35,7 +35,8 @@ WRONG_KEYS = (
     {"authorization": f"Bearer {KEY}x"},
     {"authorization": f"Bearer {KEY[:-1]}"},
     {"authorization": f"Bearer {KEY.upper()}"},
-    {"x-api-key": KEY},
+    {"x-api-key": KEY.upper()},
+    {"x-key": KEY},
     {"cookie": f"key={KEY}"},
     {"sec-websocket-protocol": "everstream.v1, everstream.key.d3Jvbmc"},
 )

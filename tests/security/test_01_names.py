@@ -50,6 +50,7 @@ FREE_TEXT = {
     ),
     *("context", "continuation", "continuations", "annotations", "metadata", "obfuscation"),
     *("chat_template_kwargs", "parameters", "schema", "logprobs", "message"),
+    *("system", "stop_sequences", "thinking"),
 }
 
 

@@ -25,7 +25,7 @@ SENT = (
     *("idempotency-key", "last-event-id", "openai-organization", "openai-project", "openai-beta"),
 )
 READ = {"x-request-id", "retry-after", "www-authenticate", "allow", "etag", "stream-closed"}
-READ |= {"stream-next-offset", "stream-up-to-date", "stream-cursor"}
+READ |= {"stream-next-offset", "stream-up-to-date", "stream-cursor", "x-everstream-ignored"}
 GETS = ("/", "/health", "/ready", "/metrics", "/docs", "/openapi.json", "/asyncapi.json")
 GETS_V1 = ("/v1/models", "/v1/sessions", "/tokenizer_info", "/static/page.css", "/v1/models/none")
 

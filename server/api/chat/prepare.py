@@ -20,7 +20,7 @@ from server.api.chat.messages import ChatMessage, FunctionTool
 from server.api.chat.prompt import Prompt, continued_prompt, prompt_of
 from server.api.prepare import Conversation, generate_request, prompt_tokens, renamed
 from server.api.schemas.requests import Continuation, Drawing, ResponseFormat
-from server.engine.types import Request
+from server.engine.types import Request, Turn
 from server.errors import InvalidRequest
 from server.models.service import Service
 
@@ -72,8 +72,7 @@ class PreparedChat:
 async def prepared(service: Service, owner: str, chat: Chat) -> PreparedChat:
     """What ``chat`` asks the engine for. Raises `RequestError` in the dialect's words."""
     try:
-        # Each schema is looked at: of large ones in a thread.
-        use = await asyncio.to_thread(_use, service, chat) if chat.tools else _use(service, chat)
+        use = await _use(service, chat)
         try:
             return PreparedChat(await _request(service, owner, chat, use), use.calls)
         except InvalidRequest as error:
@@ -83,28 +82,16 @@ async def prepared(service: Service, owner: str, chat: Chat) -> PreparedChat:
         raise renamed(error, chat.names) from None
 
 
-def _use(service: Service, chat: Chat) -> ToolUse:
-    return tool_use(
-        chat.tools,
-        chat.tool_choice,
-        chat.parallel_tool_calls,
-        chat.response_format,
-        service.chat_template,
-    )
+async def _use(service: Service, chat: Chat) -> ToolUse:
+    """Each schema is looked at: of large ones in a thread."""
+    wanted = (chat.tools, chat.tool_choice, chat.parallel_tool_calls, chat.response_format)
+    if not chat.tools:
+        return tool_use(*wanted, service.chat_template)
+    return await asyncio.to_thread(tool_use, *wanted, service.chat_template)
 
 
 async def _request(service: Service, owner: str, chat: Chat, use: ToolUse) -> Request:
-    reasoning = reasoning_of(service, chat.effort, chat.effort_field, chat.template_kwargs)
-    if chat.max_thinking_tokens is not None:
-        budget = chat.max_thinking_tokens
-        if reasoning.budget is not None:
-            budget = min(budget, reasoning.budget)
-        reasoning = replace(reasoning, budget=budget)
-    prompt = await chat_prompt(service, owner, chat, use, reasoning)
-    turn, added = None, list[int]()
-    if not chat.continue_final_message:
-        ignore_eos = bool(chat.drawing.ignore_eos)
-        turn, added = turn_of(service, prompt.end, reasoning, use.format, ignore_eos)
+    ids, turn, cache_at = await _prompt(service, owner, chat, use)
     sampling = sampling_of(
         *(service, chat.drawing, use.format, chat.max_tokens, chat.with_logprobs),
         chat.num_choices,
@@ -114,14 +101,38 @@ async def _request(service: Service, owner: str, chat: Chat, use: ToolUse) -> Re
         predicted = await prompt_tokens(
             service, owner, chat.prediction, "prediction", continues=True
         )
-    ids = [*prompt.ids, *added]
     return await generate_request(
         *(service, chat.id, owner, ids, chat.wanted, sampling, chat.num_choices),
-        conversation=Conversation("messages", turn, prompt.cache_at, predicted),
+        conversation=Conversation("messages", turn, cache_at, predicted),
     )
 
 
-async def chat_prompt(
+async def num_prompt_tokens(service: Service, owner: str, chat: Chat) -> int:
+    """How many tokens `prepared` would have the model read. Raises `RequestError` as it does."""
+    try:
+        use = await _use(service, chat)
+        ids, _, _ = await _prompt(service, owner, chat, use)
+    except InvalidRequest as error:
+        raise renamed(error, chat.names) from None
+    return len(ids)
+
+
+async def _prompt(
+    service: Service, owner: str, chat: Chat, use: ToolUse
+) -> tuple[Sequence[int], Turn | None, tuple[int, ...]]:
+    """The tokens to read, how the answer is read, and where later prompts will part."""
+    reasoning = reasoning_of(service, chat.effort, chat.effort_field, chat.template_kwargs)
+    bounds = [b for b in (chat.max_thinking_tokens, reasoning.budget) if b is not None]
+    reasoning = replace(reasoning, budget=min(bounds, default=None))
+    prompt = await _rendered(service, owner, chat, use, reasoning)
+    if chat.continue_final_message:
+        return prompt.ids, None, prompt.cache_at
+    ignore_eos = bool(chat.drawing.ignore_eos)
+    turn, added = turn_of(service, prompt.end, reasoning, use.format, ignore_eos)
+    return [*prompt.ids, *added], turn, prompt.cache_at
+
+
+async def _rendered(
     service: Service, owner: str, chat: Chat, use: ToolUse, reasoning: ReasoningOptions
 ) -> Prompt:
     """The new turns of the session that is continued, or the whole conversation."""

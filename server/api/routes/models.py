@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 
 from model.chat.template import PLAIN
 from server.api.answers import json_response
+from server.api.anthropic.routes import VERSION_HEADER, anthropic_model
 from server.api.routing import ERRORS, KEY_ERRORS, NOT_FOUND, body_schema, models_of, service_for
 from server.api.schemas import responses as answers
 from server.api.schemas.parse import body_of
@@ -27,7 +28,12 @@ admin_router = APIRouter(prefix="/v1/admin/models")
 @router.get("/v1/models", response_model=answers.ModelList, responses=KEY_ERRORS)
 async def models(request: Request) -> Response:
     """The models and their capacity, the default one first."""
-    data = [model_object(each.service) for each in models_of(request).current.values()]
+    current = models_of(request).current.values()
+    if VERSION_HEADER in request.headers:
+        found = [anthropic_model(each.service) for each in current]
+        ends = {"first_id": found[0]["id"], "last_id": found[-1]["id"], "has_more": False}
+        return json_response({"data": found, **ends})
+    data = [model_object(each.service) for each in current]
     return json_response({"object": "list", "data": data})
 
 
@@ -36,7 +42,10 @@ async def models(request: Request) -> Response:
 )
 async def model(request: Request, model: str) -> Response:
     """One model and its capacity."""
-    return json_response(model_object(service_for(request, model)))
+    service = service_for(request, model)
+    if VERSION_HEADER in request.headers:
+        return json_response(anthropic_model(service))
+    return json_response(model_object(service))
 
 
 def model_object(service: Service) -> dict[str, Any]:
