@@ -11,6 +11,9 @@ from server.errors import RequestError
 OVERLOADED = frozenset({"capacity_exhausted", "draining", "too_many_connections", "out_of_memory"})
 OVERLOADED_STATUS = 529
 
+#: By this the Python package sends a conversation again as a whole, and names no thread any more.
+NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -36,12 +39,14 @@ def status_of(error: RequestError) -> int:
 def anthropic_error(error: RequestError) -> dict[str, object]:
     """The object of an error, with our own ``code`` and ``param`` next to Anthropic's fields."""
     ours = error_object(error)
-    shown = {
+    shown: dict[str, object] = {
         "type": _TYPES.get(status_of(error), "api_error"),
         "message": ours["message"],
         "code": ours["code"],
         "param": ours["param"],
     }
+    if error.param == "thread":
+        shown["details"] = NO_THREADS
     return {"type": "error", "error": shown}
 
 

@@ -1,0 +1,62 @@
+"""Anthropic's package for Python, and LangChain's class over it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model.bundled_models import DEFAULT_NAME
+from tests.chatty import lines_of_chance, write_chatty
+from tests.compat.environments import Client, python_client
+from tests.reliability.servers import ServerProcess, eventually
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def client() -> Client:
+    return python_client("anthropic")
+
+
+def test_the_anthropic_package_passes_its_checks(
+    client: Client, environment: dict[str, str]
+) -> None:
+    client.check(timeout_s=300, **environment)
+
+
+def sessions_of(server: ServerProcess) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(server.get("/v1/sessions")[1])["data"]
+    return found
+
+
+def answered(client: Client, way: str, server: ServerProcess) -> list[str]:
+    """What the program prints: errors that it has met, and the text."""
+    output = client.run("over_a_kill.py", way, timeout_s=300, EVERSTREAM_URL=server.url)
+    return output.splitlines()
+
+
+@pytest.mark.parametrize("way", ["stream", "whole"])
+async def test_message_under_a_key_is_whole_over_a_kill(
+    way: str, client: Client, tmp_path: Path
+) -> None:
+    """Where it is not streamed the package retries by itself: nothing of the program is for it.
+
+    The model writes lines, each one of two by chance, and takes some milliseconds for one.
+    """
+    model = write_chatty(tmp_path, lines_of_chance())
+    flags = ("--model", f"{DEFAULT_NAME}={model}", "--threads", 1, "--dtype", "float32")
+    with ServerProcess(*flags, "--store", tmp_path / "store") as server:
+        running = asyncio.create_task(asyncio.to_thread(answered, client, way, server))
+        await eventually(lambda: any(one["busy"] and one["seq"] > 9 for one in sessions_of(server)))
+        await asyncio.to_thread(server.restart)
+        *cuts, text = await running
+        assert len(sessions_of(server)) == 1
+    assert bool(cuts) == (way == "stream")
+    assert json.loads(text).count("Line ") == 499  # the first token ends the thinking
+    with ServerProcess(*flags, "--store", tmp_path / "other") as server:  # has not heard of the key
+        (uninterrupted,) = await asyncio.to_thread(answered, client, "whole", server)
+    assert uninterrupted == text
