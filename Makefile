@@ -51,7 +51,7 @@ WORKERS := -n logical --maxprocesses 4 --dist worksteal
 
 NODE := $(and $(shell command -v node 2>/dev/null),$(shell command -v npm 2>/dev/null))
 NODE_TESTS := tests/clients/javascript
-NODE_PACKAGES := tests/compat/test_openai_node.py tests/compat/test_durable_streams.py
+NODE_PACKAGES := tests/compat/test_anthropic_node.py tests/compat/test_durable_streams.py tests/compat/test_openai_node.py
 ARM := $(and $(shell command -v aarch64-linux-gnu-g++ 2>/dev/null),$(shell command -v qemu-aarch64 2>/dev/null))
 ARM_TESTS := tests/model/ops/cpu/arm
 POSTGRES := $(firstword $(wildcard /usr/lib/postgresql/*/bin/postgres) $(shell command -v postgres 2>/dev/null))
