@@ -62,6 +62,7 @@ SMOKE = {
         "test_result_of_a_crashed_server_is_returned_after_it"
     ),
     "reliability/test_12_store_lost.py": "test_sessions_continue_after_the_store_is_back",
+    "server/api/anthropic/test_messages.py": "test_stream_puts_together_to_the_whole_answer",
     "server/cluster/test_moves.py": "test_detached_stream_continues_at_another_replica",
     "server/test_native_start.py": "test_tokens_come_without_torch",
     "server/test_served_file.py": "test_gguf_writes_the_text_of_the_native_file",

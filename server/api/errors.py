@@ -18,7 +18,7 @@ class InvalidApiKey(RequestError):
     code = "invalid_api_key"
     message = (
         "no API key, or none that this server knows; "
-        "send Authorization: Bearer KEY, or api-key: KEY"
+        "send Authorization: Bearer KEY, api-key: KEY or x-api-key: KEY"
     )
 
 

@@ -12,9 +12,13 @@ import pytest
 from model.bundled_models import DEFAULT_NAME
 from tests.chatty import lines_of_chance, write_chatty
 from tests.compat.environments import Client, python_client
+from tests.docs.blocks import blocks_of
+from tests.docs.pages import DOCS
 from tests.reliability.servers import ServerProcess, eventually
 
 pytestmark = pytest.mark.timeout(400)
+
+PAGE = DOCS / "use" / "anthropic.md"
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +30,18 @@ def test_the_anthropic_package_passes_its_checks(
     client: Client, environment: dict[str, str]
 ) -> None:
     client.check(timeout_s=300, **environment)
+
+
+def test_the_program_of_the_page_prints_an_answer_once(client: Client, tmp_path: Path) -> None:
+    """The page's server, with the bundled model in the place of the download."""
+    (program,) = (block.text for block in blocks_of(PAGE) if block.language == "python")
+    assert "http://127.0.0.1:8000" in program
+    with ServerProcess("--served-model-name", "small", "--store", tmp_path) as server:
+        program = program.replace("http://127.0.0.1:8000", server.url)
+        first, again = (client.run("-c", program, timeout_s=60) for _ in range(2))
+        assert first.strip()
+        assert first == again
+        assert len(sessions_of(server)) == 1
 
 
 def sessions_of(server: ServerProcess) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from tests.docs.blocks import ROOT, USERS_PAGES, Block, blocks_of
 SHOWN = ("json", "text")
 BLOCKS = [block for path in USERS_PAGES for block in blocks_of(path) if block.language not in SHOWN]
 
+ANTHROPIC = "tests/compat/test_anthropic_python.py"
 MODELS = "tests/docs/test_models.py"
 OPENAI = "tests/compat/test_openai_python.py"
 OPERATORS = "tests/docs/test_operators.py"
@@ -86,6 +87,7 @@ RUN = {
     },
     "docs/start/install.md": {"docker": DOCKER},
     "docs/start/models.md": {"everstream": MODELS},
+    "docs/use/anthropic.md": {"everstream serve": MODELS, "python": ANTHROPIC},
     "docs/use/chat.md": {"curl": SHELL, "everstream serve": "tests/docs/test_chat.py"},
     "docs/use/clients-python.md": {
         "pip install": "tests/docs/test_clients_python.py",
@@ -143,6 +145,7 @@ NOT_RUN = {
         "python3 -m venv": "takes minutes; `make docker-check` does it",
         "everstream-env": "takes minutes; tests/test_packaging.py has the extras",
     },
+    "docs/use/anthropic.md": {"export": "starts Claude Code; the page says how it was run"},
     "docs/use/examples.md": {". .venv": "serves until it is stopped"},
 }
 

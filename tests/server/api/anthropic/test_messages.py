@@ -143,6 +143,32 @@ async def test_harmless_fields_are_listed(server: Running) -> None:
     ]
 
 
+HARMLESS: dict[str, object] = {
+    "billing_policy": {"type": "standard"},
+    "cache_control": {"type": "ephemeral"},
+    "compaction": {"type": "auto"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "diagnostics": {"previous_message_id": None},
+    "fallback_credit_token": "t",
+    "fallbacks": [{"model": "other"}],
+    "inference_geo": "eu",
+    "metadata": {"user_id": "me"},
+    "service_tier": "standard_only",
+    "speed": "fast",
+    "user_profile_id": "u",
+    "workspace_id": "w",
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+async def test_harmless_field_is_named(server: Running, name: str) -> None:
+    answer = await ask(server, max_tokens=1, **{name: HARMLESS[name]})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-everstream-ignored"] == name
+    absent = await ask(server, max_tokens=1, **{name: None})
+    assert "x-everstream-ignored" not in absent.headers
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [

@@ -193,3 +193,10 @@ async def test_prompt_that_is_too_long_names_the_messages() -> None:
         response = await ask(server, messages=[{"role": "user", "content": "x" * 20}])
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "messages"
+
+
+async def test_fields_without_effect_are_named_in_a_header(server: Running) -> None:
+    marked = {"role": "user", "content": "hi", "cache_control": {"type": "ephemeral"}, "id": "m"}
+    answer = await ask(server, messages=[marked], max_tokens=1)
+    assert answer.headers["x-everstream-ignored"] == "cache_control, id"
+    assert "x-everstream-ignored" not in (await ask(server, max_tokens=1)).headers
