@@ -161,10 +161,42 @@ def _responses() -> list[Sent]:
     return [*found, Sent("tools", {"input": "hi", "tools": tools}, 400)]
 
 
+def _messages() -> list[Sent]:
+    few = {"max_tokens": 1}
+    block = {"type": "text", "text": "a"}
+    call = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [block] * 900}
+    found = [
+        Sent(f"a message of {kind}", {"messages": [_said(text)], **few})
+        for kind, text in TEXTS.items()
+    ]
+    found += [
+        Sent(f"the system of {kind}", {"messages": HI, "system": text, **few})
+        for kind, text in TEXTS.items()
+    ]
+    several = {
+        "many messages": [_said("a")] * 4096,
+        "many blocks": [_said([block] * 4000)] * 7,
+        "many calls": [_said([call] * 4000, "assistant")] * 4,
+        "many results": [_said([result] * 30)],
+    }
+    found += [Sent(name, {"messages": turns, **few}) for name, turns in several.items()]
+    values = {**call, "input": {"a": [0] * (ROOM // 2 - 99)}}
+    found.append(Sent("many values", {"messages": [*HI, _said([values], "assistant")], **few}))
+    schemas = FUNCTIONS["references"]
+    tools = [{"name": f"f{index}", "input_schema": each} for index, each in enumerate(schemas)]
+    return [*found, Sent("tools", {"messages": HI, "tools": tools, **few}, 400)]
+
+
 #: By method and path; that of a socket is "SOCKET".
 BODIES: dict[str, list[Sent]] = {
     "POST /v1/chat/completions": _chats(),
     "POST /v1/completions": _completions(),
+    "POST /v1/messages": _messages(),
+    "POST /v1/messages/count_tokens": [
+        Sent("a text", {"messages": [_said(TEXTS["letters"])]}),
+        Sent("many blocks", {"messages": [_said([{"type": "text", "text": "a"}] * 4000)] * 7}),
+    ],
     "POST /v1/responses": _responses(),
     "POST /v1/responses/{response_id}/cancel": [ANY],
     "POST /v1/embeddings": [

@@ -16,6 +16,7 @@ import pytest
 from pydantic import TypeAdapter
 from websockets.asyncio.client import connect
 
+from server.api.anthropic.body import MessagesBody
 from server.api.openai.bodies import CompletionBody
 from server.api.openai.chat.body import ChatBody
 from server.api.openai.responses.schemas import ResponseCreate
@@ -113,6 +114,7 @@ BASE = {
     "/v1/completions": {"prompt": "a", "max_tokens": 1, "keep": True},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
     "/v1/responses": {"input": "a"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
     "/v1/sessions": {},
     "/v1/admin/models": {"name": "a", "path": "a"},
 }
@@ -120,6 +122,7 @@ HTTP = [
     *(("/v1/completions", field) for field in named_fields(CompletionBody)),
     *(("/v1/chat/completions", field) for field in named_fields(ChatBody)),
     *(("/v1/responses", field) for field in named_fields(ResponseCreate) if field != "stream_id"),
+    *(("/v1/messages", field) for field in named_fields(MessagesBody)),
     *(("/v1/admin/models", field) for field in named_fields(LoadModelBody)),
     *((f"/v1/{path}", "model") for path in ("embeddings", "score", "sessions")),
     *((f"/{path}", "model") for path in ("tokenize", "detokenize")),

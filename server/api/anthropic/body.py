@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
-from server.api.chat.messages import CACHE_MARK, MAX_MESSAGES, MAX_PARTS, NO_MEDIA
+from server.api.chat.messages import CACHE_MARK, MAX_MESSAGES, MAX_PARTS, NO_MEDIA, is_plain_json
 from server.api.schemas.requests import MAX_STOP_CHARS, MAX_STOPS, Schema, TopK
 from server.api.schemas.wire import History, ItemId, ModelName, Refusal, Wire
 
@@ -57,6 +65,13 @@ class RedactedThinking(History):
     type: Literal["redacted_thinking"]
 
 
+def _plain(value: dict[str, Any]) -> dict[str, Any]:
+    if not is_plain_json(value):
+        message = "must have at most 64 levels, whole characters, and numbers of 64 bits"
+        raise PydanticCustomError("not_plain", message)
+    return value
+
+
 class ToolUseBlock(History):
     """A call that the model has made."""
 
@@ -65,7 +80,7 @@ class ToolUseBlock(History):
     type: Literal["tool_use"]
     id: ItemId
     name: ToolName
-    input: dict[str, Any]
+    input: Annotated[dict[str, Any], AfterValidator(_plain)]
 
 
 def _among(*kinds: str) -> BeforeValidator:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from typing import Any, Literal, NotRequired
 
@@ -85,7 +86,7 @@ async def create_message(request: Request) -> Response:
     body = await body_of(MessagesBody, request)
     wanted = keyed(request, Continuation.model_construct(model=body.model))
     service = service_for(request, body.model)
-    asked = _translated(request, service, body, wanted)
+    asked = await _translated(request, service, body, wanted)
     made = await prepared(service, request.state.owner, asked.chat)
     sampling = made.request.sampling
     num_bytes = 0 if sampling is None else sampling.max_tokens * TOKEN_BYTES
@@ -106,15 +107,17 @@ async def count_tokens(request: Request) -> Response:
     """How many tokens messages are for the model, with the tools and the system's text."""
     body = await body_of(CountBody, request)
     service = service_for(request, body.model)
-    asked = _translated(request, service, body, Continuation.model_construct(model=body.model))
+    wanted = Continuation.model_construct(model=body.model)
+    asked = await _translated(request, service, body, wanted)
     num_tokens = await num_prompt_tokens(service, request.state.owner, asked.chat)
     return json_response({"input_tokens": num_tokens})
 
 
-def _translated(
+async def _translated(
     request: Request, service: Service, body: CountBody, wanted: Continuation
 ) -> Translated:
-    asked = translated(body, wanted, service.chat_template.thinking)
+    """In a thread: there may be many turns, blocks and tools."""
+    asked = await asyncio.to_thread(translated, body, wanted, service.chat_template.thinking)
     ignore(request, *asked.ignored)
     return asked
 

@@ -37,7 +37,6 @@ from server.api.chat.messages import (
     FunctionDefinition,
     FunctionTool,
     SystemMessage,
-    TextPart,
     ToolCall,
     ToolMessage,
     UserMessage,
@@ -120,7 +119,7 @@ def _system(body: CountBody) -> tuple[list[ChatMessage], bool]:
     texts = [text for text in given if text]
     if not texts:
         return [], is_billed
-    return [SystemMessage(role="system", content=_parts(texts))], is_billed
+    return [_plain(SystemTurn, texts)], is_billed
 
 
 def _messages(turns: Iterable[UserTurn | AssistantTurn | SystemTurn]) -> Iterator[ChatMessage]:
@@ -149,16 +148,11 @@ def _messages(turns: Iterable[UserTurn | AssistantTurn | SystemTurn]) -> Iterato
 
 
 def _plain(role: type, texts: Sequence[str]) -> ChatMessage:
-    content = _parts(texts)
+    """A message of texts, which become lines."""
+    content = "\n".join(texts)
     if role is SystemTurn:
         return SystemMessage(role="system", content=content)
     return UserMessage(role="user", content=content)
-
-
-def _parts(texts: Sequence[str]) -> str | list[TextPart]:
-    if len(texts) == 1:
-        return texts[0]
-    return [TextPart(type="text", text=text) for text in texts]
 
 
 def _answer(turn: AssistantTurn) -> ChatMessage:
@@ -167,7 +161,7 @@ def _answer(turn: AssistantTurn) -> ChatMessage:
     texts = [block.text for block in turn.content if isinstance(block, SaidText)]
     thoughts = [block.thinking for block in turn.content if isinstance(block, ThinkingBlock)]
     calls = [_call(block) for block in turn.content if isinstance(block, ToolUseBlock)]
-    return AssistantMessage(
+    return AssistantMessage.model_construct(
         role="assistant",
         content="".join(texts),
         reasoning_content="".join(thoughts) or None,

@@ -107,6 +107,15 @@ async def test_answer_follows_a_schema(server: Running, place: str) -> None:
     assert found["stop_reason"] == "end_turn"
 
 
+def deep(num_levels: int) -> dict[str, Any]:
+    """A turn with a call whose argument is nested."""
+    value: Any = 0
+    for _ in range(num_levels):
+        value = [value]
+    call = {"type": "tool_use", "id": "c", "name": "f", "input": {"a": value}}
+    return {"role": "assistant", "content": [call]}
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -117,6 +126,8 @@ async def test_answer_follows_a_schema(server: Running, place: str) -> None:
         ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "b"}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "some"}}, "tool_choice"),
         ({"tools": [{"type": "Bad type"}]}, "tools[0].type"),
+        ({"messages": [*HI, deep(300)]}, "messages[1].content[0].input"),
+        ({"messages": [*HI, deep(70)]}, "messages[1].content[0].input"),
     ],
 )
 async def test_bad_tool_is_named(server: Running, body: dict[str, Any], param: str) -> None:
