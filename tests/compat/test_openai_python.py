@@ -124,7 +124,7 @@ async def test_request_with_a_key_is_answered_once_over_a_kill(
     program = WITH_A_KEY
     for shown, longer in {
         "max_tokens=60": "max_tokens=3000",
-        '"keep": True': '"keep": True, "ignore_eos": True',
+        "extra_headers=": 'extra_body={"ignore_eos": True}, extra_headers=',
     }.items():
         assert program.count(shown) == 1
         program = program.replace(shown, longer)
