@@ -42,6 +42,8 @@ from server.errors import InternalFailure, RequestError, invalid
 HEADER = "x-request-id"
 #: Names the fields of a body that are known and have no effect here.
 IGNORED_HEADER = b"x-everstream-ignored"
+#: Names in it: a client may send many tools of types that are left out.
+MAX_IGNORED = 64
 #: Where a scope's state has the id of its request.
 STATE = "http_request_id"
 
@@ -87,7 +89,7 @@ class Reply:
             self.has_begun = True
             headers = [*message.get("headers", ()), *self.headers]
             if ignored := self._state.get(IGNORED):
-                headers.append((IGNORED_HEADER, ", ".join(sorted(ignored)).encode()))
+                headers.append((IGNORED_HEADER, ", ".join(sorted(ignored)[:MAX_IGNORED]).encode()))
             message = {**message, "headers": headers}
         elif self._is_head:
             if self._is_over:

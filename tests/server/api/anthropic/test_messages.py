@@ -143,6 +143,13 @@ async def test_harmless_fields_are_listed(server: Running) -> None:
     ]
 
 
+async def test_list_in_the_header_is_bounded(server: Running) -> None:
+    tools = [{"type": f"other_{number:04}"} for number in range(512)]
+    answer = await ask(server, max_tokens=1, tools=tools)
+    shown = answer.headers["x-everstream-ignored"].split(", ")
+    assert shown == [f"tools.{tool['type']}" for tool in tools[:64]]
+
+
 HARMLESS: dict[str, object] = {
     "billing_policy": {"type": "standard"},
     "cache_control": {"type": "ephemeral"},
