@@ -1,13 +1,14 @@
 """A draw by its definition, written out in numpy, in float64.
 
-Bias, penalties and mask; of the logits that are left ``top_n_sigma`` keeps those of at
+Bias, penalties, DRY and mask; of the logits that are left ``top_n_sigma`` keeps those of at
 least the largest minus so many of their standard deviations. Then softmax(logits /
 temperature), and the other filters: of the
 tokens sorted by falling probability, lower ids first where equal, ``top_k`` keeps so
 many, ``top_p`` those up to the one at which their sum reaches it, and ``min_p`` those
 of at least that fraction of the largest; the shortest of the three is kept. Of
 these, made a distribution again, ``typical_p`` keeps those of which -log p is nearest
-to the entropy, up to the one at which their sum reaches it. The kept tokens are
+to the entropy, up to the one at which their sum reaches it. At some positions XTC drops
+of these all that have ``xtc_threshold`` but the least likely one. The kept tokens are
 walked in the order of their ids, and the first at which the running sum passes u
 times their sum is drawn.
 """
@@ -24,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from server.engine.torch_runner import uniform
+from server.engine.types import Dry
 
 #: Of probabilities; those of the native runtime and of torch are float32.
 ROUNDING = 3e-7
@@ -47,6 +49,9 @@ class Params:
     typical_p: float = 1.0
     top_n_sigma: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dry: Dry | None = None
 
 
 def mask_of(ids: Iterable[int], num_words: int) -> Mask:
@@ -67,7 +72,24 @@ def penalized(logits: Logits, params: Params, recent: Sequence[int]) -> Logits:
         taken = np.float32(params.presence_penalty)
         taken += np.float32(params.frequency_penalty) * np.float32(count)
         logits[token] = (x / factor if x > 0 else x * factor) - taken
+    for token, taken in repetition(params.dry, recent).items():
+        logits[token] -= np.float32(taken)
     return logits
+
+
+def repetition(dry: Dry | None, recent: Sequence[int]) -> dict[int, float]:
+    """What DRY takes off each token that would continue a repetition."""
+    found: dict[int, float] = {}
+    text = list(recent)[-dry.penalty_last_n :] if dry is not None else []
+    for place, length in itertools.product(range(len(text)), range(1, len(text))):
+        assert dry is not None
+        before, last = text[place - length : place], text[-length:]
+        if length > place or length < dry.allowed_length or before != last:
+            continue
+        if not set(last) & set(dry.breakers):
+            taken = min(dry.multiplier * dry.base ** (length - dry.allowed_length), 1000.0)
+            found[text[place]] = max(found.get(text[place], 0.0), taken)
+    return found
 
 
 def allowed(
@@ -109,7 +131,8 @@ def drawn(
     order = np.lexsort((ids, -p))
     u, found = uniform(params.seed, position), set()
     for num_kept in kept_counts(p[order] / p.sum(), params):
-        for kept in typical(p, np.sort(order[:num_kept]), params.typical_p):
+        typicals = typical(p, np.sort(order[:num_kept]), params.typical_p)
+        for kept in (left for some in typicals for left in without_top(p, some, params, position)):
             running = np.cumsum(p[kept])
             for moved in (u - ROUNDING, u, u + ROUNDING):
                 index = int(np.searchsorted(running, moved * running[-1], side="right"))
@@ -146,6 +169,37 @@ def typical(
         yield np.sort(kept[order[: reached + 1]])
 
 
+def without_top(
+    p: npt.NDArray[np.float64], kept: npt.NDArray[np.intp], params: Params, position: int
+) -> Iterator[npt.NDArray[np.intp]]:
+    """What XTC may leave of the ascending indices ``kept``, ascending."""
+    if uniform(params.seed ^ 0xA0761D6478BD642F, position) >= params.xtc_probability:
+        yield kept
+        return
+    rest = p[kept] / p[kept].sum()
+    for by in (-ROUNDING, 0.0, ROUNDING):
+        large = np.flatnonzero(rest >= params.xtc_threshold + by)
+        by_weight = large[np.lexsort((large, -rest[large]))]
+        yield np.delete(kept, by_weight[:-1])
+
+
+def random_recent(chance: np.random.Generator, vocab_size: int) -> list[int]:
+    """Up to 20 tokens, of any or of three, so that they repeat themselves."""
+    num_ids = vocab_size if chance.random() < 0.5 else min(vocab_size, 3)
+    found: list[int] = chance.integers(num_ids, size=int(chance.integers(20))).tolist()
+    return found
+
+
+def random_dry(chance: np.random.Generator) -> Dry:
+    return Dry(
+        multiplier=float(chance.choice([0.3, 2.0, 90.0])),
+        base=float(chance.choice([1.0, 1.5, 100.0])),
+        allowed_length=int(chance.integers(1, 4)),
+        penalty_last_n=int(chance.choice([1, 5, 256])),
+        breakers=tuple(chance.choice(4, size=int(chance.integers(2))).tolist()),
+    )
+
+
 def random_params(chance: np.random.Generator, vocab_size: int) -> Params:
     def some(off: float, *on: float) -> float:
         return float(chance.choice(on)) if chance.random() < 0.5 else off
@@ -164,6 +218,9 @@ def random_params(chance: np.random.Generator, vocab_size: int) -> Params:
         typical_p=some(1.0, 1e-4, 0.1, 0.5, 0.9, 0.99),
         top_n_sigma=some(0.0, 1e-4, 0.5, 1.0, 2.0, 100.0),
         logit_bias=bias if chance.random() < 0.5 else (),
+        xtc_probability=some(0.0, 0.5, 1.0),
+        xtc_threshold=some(0.1, 1e-3, 0.02, 0.3, 0.5, 0.6),
+        dry=random_dry(chance) if chance.random() < 0.5 else None,
     )
 
 
@@ -205,6 +262,47 @@ SIGMA = (
     # With the bias the deviation is 2.83, and others are 4 below the largest.
     (Params(top_n_sigma=1.4, logit_bias=((0, 8.0),)), {0}),
     (Params(top_n_sigma=1.5, logit_bias=((0, 8.0),)), {0, 1, 3}),
+)
+
+#: Probabilities, and what XTC leaves of them where it is applied.
+XTC_OF = (0.1, 0.4, 0.2, 0.3)
+XTC = (
+    (Params(xtc_probability=1.0, xtc_threshold=0.15), {0, 2}),
+    (Params(xtc_probability=1.0, xtc_threshold=0.25), {0, 2, 3}),
+    (Params(xtc_probability=1.0, xtc_threshold=0.35), {0, 1, 2, 3}),
+    (Params(xtc_probability=1.0, xtc_threshold=0.45), {0, 1, 2, 3}),
+    (Params(xtc_probability=1.0, xtc_threshold=0.0), {0}),
+    (Params(xtc_probability=0.0, xtc_threshold=0.15), {0, 1, 2, 3}),
+    (Params(xtc_probability=0.5, xtc_threshold=0.15), {0, 1, 2, 3}),
+    # Of what the other filters leave: four and three sevenths.
+    (Params(xtc_probability=1.0, xtc_threshold=0.4, top_k=2), {3}),
+    (Params(xtc_probability=1.0, xtc_threshold=0.1, top_k=1), {1}),
+    # Of probabilities by the temperature.
+    (Params(xtc_probability=1.0, xtc_threshold=0.24, temperature=100.0), {0}),
+    (Params(xtc_probability=1.0, xtc_threshold=0.1, temperature=0.0), {1}),
+)
+
+#: What is taken off the logits after a text: by (text, what, by token).
+REPETITIONS: tuple[tuple[tuple[int, ...], Dry, dict[int, float]], ...] = (
+    ((1, 2, 3, 1, 2), Dry(0.5), {3: 0.5}),
+    ((1, 2, 3, 1, 2), Dry(0.5, allowed_length=3), {}),
+    ((1, 2, 3, 1, 2), Dry(0.5, allowed_length=1), {3: 0.875}),
+    ((4, 1, 2, 3, 4, 1, 2), Dry(0.5, base=3.0), {3: 1.5}),
+    # The longest counts, and what overlaps.
+    ((4, 1, 2, 3, 9, 1, 2, 3, 4, 1, 2), Dry(0.5, base=3.0), {3: 1.5}),
+    ((5, 5, 5, 5), Dry(1.0, base=2.0), {5: 2.0}),
+    # Only the last ones are looked at.
+    ((1, 2, 3, 1, 2), Dry(0.5, penalty_last_n=5), {3: 0.5}),
+    ((1, 2, 3, 1, 2), Dry(0.5, penalty_last_n=4), {}),
+    ((1, 2, 3, 1, 2), Dry(0.5, allowed_length=1, penalty_last_n=4), {3: 0.5}),
+    # A breaker is no part of it, but may be what comes next.
+    ((1, 2, 3, 1, 2), Dry(0.5, breakers=(1,)), {}),
+    ((1, 2, 3, 1, 2), Dry(0.5, allowed_length=1, breakers=(1,)), {3: 0.5}),
+    ((1, 2, 3, 1, 2), Dry(0.5, breakers=(3,)), {3: 0.5}),
+    ((1, 2, 3, 1, 2), Dry(0.5, allowed_length=1, breakers=(2,)), {}),
+    ((), Dry(0.5), {}),
+    # However long, logits stay finite.
+    ((7,) * 256, Dry(100.0, base=100.0), {7: 1000.0}),
 )
 
 KINDS = ("normal", "peaked", "ties", "flat")

@@ -47,6 +47,13 @@ class Sampling(TypedDict, total=False):
     min_p: float
     typical_p: float
     top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: list[str]
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float

@@ -12,7 +12,7 @@ import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -90,6 +90,21 @@ def levels() -> list[str]:
     """The levels of vector instructions that were compiled and run here, the best one first."""
     names: list[str] = _built().levels()
     return names
+
+
+class Dry(Protocol):
+    """See `server.engine.types.Dry`."""
+
+    @property
+    def multiplier(self) -> float: ...
+    @property
+    def base(self) -> float: ...
+    @property
+    def allowed_length(self) -> int: ...
+    @property
+    def penalty_last_n(self) -> int: ...
+    @property
+    def breakers(self) -> Sequence[int]: ...
 
 
 class Runtime:
@@ -189,6 +204,9 @@ class Runtime:
         logprob: bool = False,
         typical_p: float = 1.0,
         top_n_sigma: float = 0.0,
+        xtc_probability: float = 0.0,
+        xtc_threshold: float = 0.1,
+        dry: Dry | None = None,
         logit_bias: Sequence[tuple[int, float]] = (),
         top_logprobs: int | None = None,
         penalty_window: int | None = None,
@@ -207,9 +225,16 @@ class Runtime:
             min_p=min_p,
             typical_p=typical_p,
             top_n_sigma=top_n_sigma,
+            xtc_probability=xtc_probability,
+            xtc_threshold=xtc_threshold,
             repetition_penalty=repetition_penalty,
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
+            dry_multiplier=0.0 if dry is None else dry.multiplier,
+            dry_base=1.0 if dry is None else dry.base,
+            dry_allowed_length=1 if dry is None else dry.allowed_length,
+            dry_penalty_last_n=0 if dry is None else dry.penalty_last_n,
+            dry_breakers=() if dry is None else dry.breakers,
             logit_bias=logit_bias,
             seed=seed,
             logprob=logprob or top_logprobs is not None,

@@ -17,7 +17,7 @@ from server.api.schemas.requests import AppendBody, Continuation, Prefixed, Resp
 from server.engine.prefixes import PrefixHandle
 from server.engine.sampling import with_defaults
 from server.engine.text import TokenArray, check_tokens
-from server.engine.types import Request, SamplingParams, Turn
+from server.engine.types import Dry, Request, SamplingParams, Turn
 from server.errors import InvalidRequest, invalid
 from server.models.service import Service
 from server.sessions.named_states import StateNotFound
@@ -45,10 +45,13 @@ class Conversation:
 NO_CONVERSATION = Conversation("prompt", None, ())
 
 
-#: The fields of `Sampling` that mean the same to the engine.
-_SAME = sorted(
-    Sampling.model_fields.keys() - {"stop", "stop_token_ids", "logit_bias", "response_format"}
-)
+#: The fields of `Sampling` that make one `Dry`, but for its breakers.
+_DRY = ("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n")
+_OTHERS = {"stop", "stop_token_ids", "logit_bias", "response_format", "dry_sequence_breakers"}
+#: Those that mean the same to the engine.
+_SAME = sorted(Sampling.model_fields.keys() - _OTHERS - set(_DRY))
+#: What no repetition has in it unless a client says otherwise, as in llama.cpp.
+DRY_BREAKERS = ("\n", ":", '"', "*")
 
 
 async def generate_request(
@@ -242,7 +245,23 @@ async def _sampling_params(
         grammar=None if wanted is None else await _grammar(service, wanted, owner),
         logprob=logprob,
         turn=turn,
+        dry=_dry(service, sampling),
     )
+
+
+def _dry(service: Service, sampling: Sampling) -> Dry | None:
+    given = {
+        name.removeprefix("dry_"): value
+        for name in _DRY
+        if (value := getattr(sampling, name)) is not None
+    }
+    if not given.get("multiplier") or given.get("penalty_last_n") == 0:
+        return None
+    texts = sampling.dry_sequence_breakers
+    # The token that a breaker has behind a letter, as in text-generation-webui.
+    encode = service.tokenizer.encode_continuation
+    ids = (encode(f"a{text}")[-1] for text in (DRY_BREAKERS if texts is None else texts))
+    return Dry(**given, breakers=tuple(dict.fromkeys(ids)))
 
 
 def drawn_seed(owner: str, key: str | None) -> int:

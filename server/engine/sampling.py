@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from server.engine.types import SamplingParams
+from server.engine.types import Dry, SamplingParams
 from server.errors import InvalidRequest
 
 # -------------------------------------------------------------------------------------------------
@@ -18,6 +18,10 @@ MAX_LOGIT_BIAS, MAX_BIASED_IDS = 100.0, 1024
 
 #: How many last tokens of a session, fed and generated, the penalties look at.
 PENALTY_WINDOW = 256
+
+#: Tokens that no repetition has; more than any client names.
+MAX_DRY_BREAKERS = 64
+OFF = Dry(0.0)
 
 MAX_SEED = (1 << 64) - 1
 
@@ -33,17 +37,18 @@ def is_greedy(params: SamplingParams) -> bool:
 def has_penalty(params: SamplingParams) -> bool:
     """Whether a draw depends on the session's recent tokens."""
     penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
-    return penalties != (1.0, 0.0, 0.0)
+    return penalties != (1.0, 0.0, 0.0) or params.dry is not None
 
 
 def has_filter(params: SamplingParams) -> bool:
     """Whether some tokens cannot be drawn however the number falls."""
     filters = (params.top_k, params.top_p, params.min_p, params.typical_p, params.top_n_sigma)
-    return filters != (0, 1.0, 0.0, 1.0, 0.0)
+    return (*filters, params.xtc_probability) != (0, 1.0, 0.0, 1.0, 0.0, 0.0)
 
 
 def check_params(params: SamplingParams, vocab_size: int) -> None:
     """Raises `InvalidRequest` that names the first field out of range."""
+    dry = params.dry or OFF
     for ok, field, rule in (
         (0.0 <= params.temperature <= 100.0, "temperature", "must be in 0..100"),
         (0 <= params.top_k <= vocab_size, "top_k", f"must be in 0..{vocab_size}"),
@@ -51,6 +56,26 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
         (0.0 <= params.min_p <= 1.0, "min_p", "must be in 0..1"),
         (0.0 < params.typical_p <= 1.0, "typical_p", "must be above 0 and at most 1"),
         (0.0 <= params.top_n_sigma <= 100.0, "top_n_sigma", "must be in 0..100"),
+        (0.0 <= params.xtc_probability <= 1.0, "xtc_probability", "must be in 0..1"),
+        (0.0 <= params.xtc_threshold <= 1.0, "xtc_threshold", "must be in 0..1"),
+        (0.0 <= dry.multiplier <= 100.0, "dry_multiplier", "must be in 0..100"),
+        (1.0 <= dry.base <= 100.0, "dry_base", "must be in 1..100"),
+        (
+            1 <= dry.allowed_length <= PENALTY_WINDOW,
+            "dry_allowed_length",
+            f"must be in 1..{PENALTY_WINDOW}",
+        ),
+        (
+            0 <= dry.penalty_last_n <= PENALTY_WINDOW,
+            "dry_penalty_last_n",
+            f"must be in 0..{PENALTY_WINDOW}",
+        ),
+        (
+            len(dry.breakers) <= MAX_DRY_BREAKERS
+            and all(0 <= id < vocab_size for id in dry.breakers),
+            "dry_sequence_breakers",
+            f"must be at most {MAX_DRY_BREAKERS} ids in 0..{vocab_size - 1}",
+        ),
         (
             params.repetition_penalty >= 0.01,
             "repetition_penalty",

@@ -27,7 +27,7 @@ from server.engine.runner import (
     TokenScore,
 )
 from server.engine.sampling import has_filter, has_penalty, is_greedy
-from server.engine.types import SamplingParams
+from server.engine.types import Dry, SamplingParams
 
 # -------------------------------------------------------------------------------------------------
 # Finds batch sizes in which the matrix library gives each row the same bits.
@@ -175,14 +175,14 @@ def _product(
 # -------------------------------------------------------------------------------------------------
 # Draws the next token of each row from its logits, reproducibly.
 #
-# Order: logit bias; repetition penalty, then presence and frequency penalty; the
+# Order: logit bias; repetition penalty, then presence and frequency penalty; DRY; the
 # mask of what is allowed; top-n-sigma; temperature; top-k, top-p and min-p, each of which keeps
 # a prefix of the tokens sorted by probability (equals by id), so that their order
-# does not matter: the shortest prefix wins; and last typical-p, of what these have
-# left. Greedy, at temperature 0 or top-p 0, takes the largest after the mask. The draw walks
-# the kept tokens in the order of their ids to a number in [0, 1), times their
-# mass, that is a function of (seed, position) alone: it does not depend on what
-# else is in the batch or on what was drawn before.
+# does not matter: the shortest prefix wins; then typical-p, of what these have
+# left; and last XTC, of what that has left. Greedy, at temperature 0 or top-p 0, takes
+# the largest after the mask. The draw walks the kept tokens in the order of their ids to
+# a number in [0, 1), times their mass, that is a function of (seed, position) alone: it
+# does not depend on what else is in the batch or on what was drawn before.
 # `model/ops/cpu/src/runtime/sampler.cpp` draws alike.
 #
 # - ``logit_bias``: added to the logits, as at OpenAI.
@@ -197,13 +197,21 @@ def _product(
 # - ``typical_p``: Meister et al. 2022, Locally Typical Sampling, section 4: of the
 #   distribution that is left, the tokens of which the information -log p is nearest
 #   to the entropy H, as many as reach a mass of ``typical_p`` together. It can drop
-#   the most likely token, for which reason it is last: a prefix taken of what it
+#   the most likely token, for which reason it is after those: a prefix taken of what it
 #   keeps, or an intersection with one, could be another or empty.
+# - ``dry``: p-e-w 2024, Don't Repeat Yourself, of text-generation-webui; see `types.Dry`.
+# - ``xtc_probability``, ``xtc_threshold``: p-e-w 2024, Exclude Top Choices. Whether it is applied
+#   is a number of its own from (seed, position). As in llama.cpp it is the last filter; there the
+#   temperature comes after it, here before all of them.
 #
 # Log-probabilities are of the logits before all of these.
 
 
 _MASK = (1 << 64) - 1
+#: Another number at each position than that of the draw.
+_XTC_STREAM = 0xA0761D6478BD642F
+#: No token with it is drawn where another one can be, and it leaves logits finite.
+MAX_DRY_PENALTY = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +246,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     ``logits`` is not changed.
     """
     assert len(logits) == len(draws), (logits.shape, len(draws))
-    logits = _penalized(_biased(logits.float(), draws), draws)
+    logits = _without_repetition(_penalized(_biased(logits.float(), draws), draws), draws)
     finite: list[bool] = logits.isfinite().all(dim=-1).tolist()
     logits = _masked(logits, draws)
     tokens: list[int] = logits.argmax(dim=-1).tolist()
@@ -293,6 +301,41 @@ def _biased(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
             if token < logits.shape[1]:
                 logits[i, token] += bias
     return logits
+
+
+def _without_repetition(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Lowers the logits of what would continue a repetition: see `types.Dry`."""
+    rows = [(i, d.params.dry, d.recent) for i, d in enumerate(draws) if d.params.dry and d.recent]
+    if not rows:
+        return logits
+    logits = logits.clone()
+    for i, dry, recent in rows:
+        for token, length in _repeated(dry, recent).items():
+            if token < logits.shape[1]:
+                logits[i, token] -= _dry_penalty(dry, length)
+    return logits
+
+
+def _repeated(dry: Dry, recent: Sequence[int]) -> dict[int, int]:
+    """How long a repetition each token would continue, where that is not allowed."""
+    backwards = list(recent[max(len(recent) - dry.penalty_last_n, 0) :])[::-1]
+    longest = next((i for i, t in enumerate(backwards) if t in dry.breakers), len(backwards))
+    found: dict[int, int] = {}
+    for place, token in enumerate(backwards[:-1]):
+        length, before = 0, backwards[place + 1 :][:longest]
+        while length < len(before) and before[length] == backwards[length]:
+            length += 1
+        if length >= dry.allowed_length:
+            found[token] = max(found.get(token, 0), length)
+    return found
+
+
+def _dry_penalty(dry: Dry, length: int) -> float:
+    """By products, which have the same bits everywhere; a power has not."""
+    penalty = dry.multiplier
+    for _ in range(dry.allowed_length, length):
+        penalty = min(penalty * dry.base, MAX_DRY_PENALTY)
+    return min(penalty, MAX_DRY_PENALTY)
 
 
 def _masked(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
@@ -351,6 +394,8 @@ def _drawn(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
             kept[row].masked_fill_(~_likely(p[row], d.params), 0.0)
         if d.params.typical_p < 1.0:
             kept[row].masked_fill_(~_typical(kept[row], d.params.typical_p), 0.0)
+        if excludes_top_choices(d.params, d.position):
+            kept[row].masked_fill_(_top_choices(kept[row], d.params.xtc_threshold), 0.0)
     cumulative = kept.cumsum(dim=-1)
     u = torch.tensor([uniform(d.params.seed, d.position) for d in draws], dtype=torch.float64)
     wanted = u.unsqueeze(1) * cumulative[:, -1:]
@@ -385,6 +430,23 @@ def _typical(weights: Tensor, typical_p: float) -> Tensor:
     # The token that reaches typical_p is the last one kept.
     reached = torch.searchsorted(p[order].cumsum(dim=-1), typical_p)
     return torch.zeros_like(p, dtype=torch.bool).index_fill_(0, order[: int(reached) + 1], True)
+
+
+def excludes_top_choices(params: SamplingParams, position: int) -> bool:
+    """Whether XTC is applied at ``position``; two tokens cannot both have more than half."""
+    if params.xtc_probability <= 0.0 or params.xtc_threshold > 0.5:
+        return False
+    return uniform(params.seed ^ _XTC_STREAM, position) < params.xtc_probability
+
+
+def _top_choices(weights: Tensor, threshold: float) -> Tensor:
+    """Which of ``weights`` [vocabulary] XTC drops: of the large ones all but the smallest."""
+    large = weights >= threshold * weights.sum()
+    if not bool(large.any()):
+        return large
+    smallest = weights[large].min()
+    large[int((large & (weights == smallest)).nonzero()[-1])] = False
+    return large
 
 
 # -------------------------------------------------------------------------------------------------

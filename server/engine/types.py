@@ -46,6 +46,24 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Dry:
+    """DRY: a penalty of tokens that would continue a repetition (p-e-w 2024, as in llama.cpp).
+
+    Where a token came before after ``length`` tokens that are also the last of the text, its logit
+    loses ``multiplier * base ** (length - allowed_length)``, if ``length`` is at least
+    ``allowed_length``; the longest such length counts. It is looked for in the last
+    ``penalty_last_n`` tokens, at most `server.engine.sampling.PENALTY_WINDOW`, and has none of the
+    ids ``breakers`` in it.
+    """
+
+    multiplier: float
+    base: float = 1.75
+    allowed_length: int = 2
+    penalty_last_n: int = 256
+    breakers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is drawn. Checked by `server.engine.sampling.check_params`.
 
@@ -54,7 +72,9 @@ class SamplingParams:
     ``presence_penalty`` 0 and ``frequency_penalty`` 0 (OpenAI's). Penalties look
     at the last `server.engine.sampling.PENALTY_WINDOW` tokens. The draw at a
     position depends on ``seed`` and that position alone. ``typical_p`` 1 is off
-    (Meister et al. 2023), and ``top_n_sigma`` 0 (Tang et al. 2024).
+    (Meister et al. 2023), ``top_n_sigma`` 0 (Tang et al. 2024), and ``xtc_probability`` 0: with
+    that probability, at each position, all tokens of at least ``xtc_threshold`` are dropped but the
+    least likely of them (XTC, p-e-w 2024). ``dry`` None is off.
     ``logit_bias`` is added to the logits of those token ids.
     ``logprob`` asks for the log-probability of each drawn token, before all of
     these; ``top_logprobs`` for that in each event, and for so many of the most
@@ -82,6 +102,9 @@ class SamplingParams:
     top_logprobs: int | None = None
     grammar: str | None = None
     turn: Turn | None = None
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dry: Dry | None = None
 
     @property
     def thinks_first(self) -> bool:

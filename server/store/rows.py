@@ -265,6 +265,9 @@ SECOND = "ALTER TABLE snapshot RENAME COLUMN length TO min_length"
 #: that knows format 2 refuses. The tables are the same, and a log without it is read as before.
 THIRD = "SELECT 3"
 
+#: From format 3 to format 4: the same of `SamplingParams.dry` and of XTC.
+FOURTH = "SELECT 4"
+
 
 def refuse_unknown(version: int, newest: int, store: str, place: str) -> None:
     """Raises `StoreTooNew` unless a ``store`` has a format from 0, no tables, to ``newest``.

@@ -34,6 +34,8 @@ BODIES: Sequence[dict[str, Any]] = [
     {"prompt": [11 + index % 70 for index in range(65)], "temperature": 0},
     {"prompt": "A café — “so”, she said, naïve. ", "min_p": 0.01},
     {"prompt": [13 + index % 60 for index in range(30)], "top_n_sigma": 2.0, "top_p": 1},
+    {"prompt": "Once. Once. Once", "dry_multiplier": 3, "dry_allowed_length": 1, "temperature": 0},
+    {"prompt": "The cat sat. ", "xtc_probability": 0.5, "xtc_threshold": 0.02},
     {"prompt": "Who lives there?", "stop": ["e never", "a never", " never"]},
 ]
 #: How many tokens of each session have been seen, on average, when the server is killed.

@@ -35,6 +35,8 @@ NO_NUMBERS = (
 NUMBERS = (
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
     *("presence_penalty", "frequency_penalty", "seed", "n", "typical_p", "top_n_sigma"),
+    *("xtc_probability", "xtc_threshold", "dry_multiplier", "dry_base"),
+    *("dry_allowed_length", "dry_penalty_last_n"),
     *("logprobs", "top_logprobs", "prompt_logprobs"),
 )
 INTEGERS = ("max_tokens", "top_k", "seed", "n", "logprobs", "top_logprobs", "prompt_logprobs")
@@ -69,6 +71,13 @@ RANGES = {
     "prompt_logprobs": ("1000000000", "-1", "21"),
     "typical_p": ("0", "1.1", "-1"),
     "top_n_sigma": ("100.1", "1e308"),
+    "xtc_probability": ("-0.1", "1.1"),
+    "xtc_threshold": ("-0.1", "1.1"),
+    "dry_multiplier": ("-1", "101"),
+    "dry_base": ("0", "101"),
+    "dry_allowed_length": ("0", "257"),
+    "dry_penalty_last_n": ("-2", "9999999999"),
+    "dry_sequence_breakers": ('"a"', "1", '[""]', "[1]"),
     "logit_bias": (
         *("[]", "1", '"a"', '{"a": 1}', '{"-1": 1}', '{"257": 1}', '{"1": 101}', '{"1": -101}'),
         *('{"1": NaN}', '{"1": true}', '{"1": "2"}', '{"99999999999": 1}', '{" 1": 1}'),

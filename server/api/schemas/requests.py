@@ -29,6 +29,7 @@ from server.api.schemas.wire import (
     field_names,
     known_alone,
 )
+from server.engine.sampling import MAX_DRY_BREAKERS, PENALTY_WINDOW
 
 # -------------------------------------------------------------------------------------------------
 # What a text must be, as a client asks for it: OpenAI's ``response_format`` and more.
@@ -209,6 +210,28 @@ TokenId = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 #: Below 0 is off, as in llama.cpp.
 TopNSigma = Annotated[float, Field(le=100), AfterValidator(lambda n: max(n, 0.0))]
+#: -1 is all that a session keeps, as are numbers above that.
+DryLastN = Annotated[
+    int,
+    Field(ge=-1, le=2**31 - 1),
+    AfterValidator(lambda n: PENALTY_WINDOW if n == -1 else min(n, PENALTY_WINDOW)),
+]
+Breaker = Annotated[str, StringConstraints(min_length=1, max_length=64)]
+
+
+def _listed(breakers: object) -> object:
+    """text-generation-webui takes the list as a text of JSON."""
+    if not isinstance(breakers, str):
+        return breakers
+    try:
+        return orjson.loads(breakers)
+    except orjson.JSONDecodeError:
+        return breakers
+
+
+Breakers = Annotated[
+    list[Breaker], Field(fail_fast=True, max_length=MAX_DRY_BREAKERS), BeforeValidator(_listed)
+]
 #: -1 is off, as in vLLM.
 TopK = Annotated[int, Field(ge=-1, le=2**31 - 1), AfterValidator(lambda top_k: max(top_k, 0))]
 
@@ -243,9 +266,16 @@ class Drawing(Wire):
     min_p: float | None = Field(None, ge=0, le=1)
     typical_p: float | None = Field(None, gt=0, le=1)
     top_n_sigma: TopNSigma | None = None
+    xtc_probability: float | None = Field(None, ge=0, le=1)
+    xtc_threshold: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    dry_multiplier: float | None = Field(None, ge=0, le=100)
+    dry_base: float | None = Field(None, ge=1, le=100)
+    dry_allowed_length: int | None = Field(None, ge=1, le=PENALTY_WINDOW)
+    dry_penalty_last_n: DryLastN | None = None
+    dry_sequence_breakers: Breakers | None = None
     seed: int | None = Field(None, ge=0, le=2**63 - 1)
     stop: Stop | Stops | None = None
     stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None

@@ -19,7 +19,7 @@ from psycopg.waiting import Ready, Wait
 
 from server.store.base import Fenced, RecordRefused, StoreError, StoreFailed, StoreFull
 from server.store.codec import UNSTORABLE
-from server.store.rows import SECOND, TABLES, THIRD, refuse_unknown
+from server.store.rows import FOURTH, SECOND, TABLES, THIRD, refuse_unknown
 
 # -------------------------------------------------------------------------------------------------
 # A connection to PostgreSQL that ends in time, whatever becomes of the database.
@@ -507,7 +507,9 @@ _STATES = """
 """
 
 #: ``MIGRATIONS[i]`` leads from format i to format i + 1. Those of a release never change.
-MIGRATIONS: tuple[str, ...] = (TABLES.format(**_TYPES) + _REPLICAS + _STATES, SECOND, THIRD)
+MIGRATIONS: tuple[str, ...] = (
+    *(TABLES.format(**_TYPES) + _REPLICAS + _STATES, SECOND, THIRD, FOURTH),
+)
 
 
 def migrate(database: PostgresDatabase) -> None:

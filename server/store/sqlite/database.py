@@ -28,7 +28,7 @@ from server.store.base import (
     make_private,
 )
 from server.store.codec import UNSTORABLE
-from server.store.rows import SECOND, TABLES, THIRD, refuse_unknown
+from server.store.rows import FOURTH, SECOND, TABLES, THIRD, refuse_unknown
 from server.store.table_store import Connected, Saving, StoreClock, StoreLimits
 
 # -------------------------------------------------------------------------------------------------
@@ -131,6 +131,7 @@ MIGRATIONS: tuple[str, ...] = (
     """,
     SECOND,
     THIRD,
+    FOURTH,
 )
 
 

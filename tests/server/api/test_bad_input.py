@@ -17,9 +17,13 @@ from tests.server.harness import Running, receive, running
 NUMBERS = (
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
     *("presence_penalty", "frequency_penalty", "seed", "typical_p", "top_logprobs"),
-    "top_n_sigma",
+    *("top_n_sigma", "xtc_probability", "xtc_threshold"),
+    *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
 )
-SAMPLING = (*NUMBERS, "stop", "stop_token_ids", "ignore_eos", "logit_bias", "response_format")
+SAMPLING = (
+    *(*NUMBERS, "stop", "stop_token_ids", "ignore_eos", "logit_bias", "response_format"),
+    "dry_sequence_breakers",
+)
 NOT_NUMBERS = ("NaN", "Infinity", "-Infinity", "1e999", "true", '"3"', "[]", "{}", "9" * 5000)
 
 BAD_VALUES = [
@@ -31,6 +35,12 @@ BAD_VALUES = [
     *(("min_p", value) for value in ("-0.1", "1.1")),
     *(("typical_p", value) for value in ("0", "1.1")),
     ("top_n_sigma", "100.1"),
+    *((name, value) for name in ("xtc_probability", "xtc_threshold") for value in ("-0.1", "1.1")),
+    *(("dry_multiplier", value) for value in ("-0.1", "100.1")),
+    *(("dry_base", value) for value in ("0.9", "100.1")),
+    *(("dry_allowed_length", value) for value in ("0", "257", "1.5")),
+    *(("dry_penalty_last_n", value) for value in ("-2", "1.5")),
+    *(("dry_sequence_breakers", value) for value in ('"a"', '[""]', "[1]", '["a", null]')),
     *(("top_logprobs", value) for value in ("-1", "21", "1.5")),
     *(("logit_bias", value) for value in ("[]", "1", '{"a": 1}', '{"257": 1}', '{"1": "1"}')),
     *(("logit_bias", value) for value in ('{"-1": 1}', '{"1": 101}', '{"1": NaN}', '{"1": true}')),

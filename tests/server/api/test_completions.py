@@ -35,6 +35,8 @@ async def test_null_means_default(server: Running) -> None:
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop", "stream")
     names += ("stop_token_ids", "ignore_eos", "session", "keep", "stream_options", "user", "seed")
     names += ("presence_penalty", "frequency_penalty", "n", "idempotency_key", "top_n_sigma")
+    names += ("xtc_probability", "xtc_threshold", "dry_multiplier", "dry_base")
+    names += ("dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers")
     response = await server.generate(prompt="hi", max_tokens=1, **dict.fromkeys(names))
     assert response.status_code == 200
 

@@ -13,7 +13,7 @@ import pytest
 
 from server.engine.engine import Engine
 from server.engine.session import Past, Record
-from server.engine.types import Event, Finished, Request, Started, TokenEvent, Turn
+from server.engine.types import Dry, Event, Finished, Request, Started, TokenEvent, Turn
 from tests.reliability.faulty_runner import FaultyRunner, never
 from tests.server.engine.conftest import needs_native
 from tests.server.engine.drafters import KINDS, MAX_DRAFTS, ScriptedDrafter
@@ -37,6 +37,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0, "max_tokens": 40},
     "sampled": {"seed": 5, "max_tokens": 40},
     "top-n-sigma": {"seed": 5, "top_n_sigma": 1.5, "max_tokens": 40},
+    "xtc": {"seed": 5, "xtc_probability": 0.5, "xtc_threshold": 0.02, "max_tokens": 40},
+    "dry": {"temperature": 0.0, "dry": Dry(2.0, allowed_length=1, breakers=(7,)), "max_tokens": 60},
     "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5, "max_tokens": 40},
     "stop": {"stop": ("e", "th"), "seed": 8, "max_tokens": 60},
     "stop ids": {"stop_token_ids": tuple(range(3, 300, 17)), "seed": 1, "max_tokens": 60},

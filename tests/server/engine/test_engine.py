@@ -11,7 +11,7 @@ from model.checkpoint import Checkpoint
 from model.lm import LanguageModel
 from server.engine.engine import Engine, EngineConfig
 from server.engine.session import Accepted, Past
-from server.engine.types import Finished, SamplingParams, Started, TokenEvent
+from server.engine.types import Dry, Finished, SamplingParams, Started, TokenEvent
 from server.errors import CapacityExhausted, InvalidRequest, QueueFull, SessionBusy, SessionNotFound
 from server.models.backend import open_backend
 from tests.fakes import FakeRuntime
@@ -284,6 +284,8 @@ def test_repetition_penalty_sees_across_requests() -> None:
         ("top_p", {"top_p": float("inf")}),
         ("min_p", {"min_p": 1.5}),
         ("top_n_sigma", {"top_n_sigma": float("nan")}),
+        ("xtc_probability", {"xtc_probability": float("nan")}),
+        ("dry_base", {"dry": Dry(1.0, base=0.5)}),
         ("repetition_penalty", {"repetition_penalty": 0.0}),
         ("presence_penalty", {"presence_penalty": 2.1}),
         ("presence_penalty", {"presence_penalty": float("nan")}),

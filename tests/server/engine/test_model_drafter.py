@@ -13,7 +13,7 @@ from server.engine.engine import Engine
 from server.engine.model_drafter import RETRY_TOKENS, ModelDrafter
 from server.engine.sampling import PENALTY_WINDOW
 from server.engine.session import Past
-from server.engine.types import EngineStats
+from server.engine.types import Dry, EngineStats
 from tests.reliability.faulty_runner import FaultyRunner
 from tests.server.engine.conftest import needs_native
 from tests.server.engine.drafters import CHEAP, NEVER, model_drafter
@@ -66,6 +66,7 @@ def test_events_of_any_request_are_those_without_drafts(
         {"seed": 5},
         {"seed": 6, "temperature": 1.7, "repetition_penalty": 1.3, "presence_penalty": 0.5},
         {"seed": 8, "top_n_sigma": 2.0},
+        {"seed": 9, "xtc_probability": 0.5, "dry": Dry(2.0, allowed_length=1)},
         {"seed": 7, "top_p": 0.8, "logit_bias": ((5, 3.0),)},
     ],
 )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from model.architectures.network import model_of
 from server.engine.runner import NOT_FINITE, CpuStatePool, Feed, Runner
-from server.engine.types import SamplingParams
+from server.engine.types import Dry, SamplingParams
 from tests.draws import mask_of
 from tests.server.engine.runners import BACKENDS, TOLERANCE, drawn, make_pool, make_runner
 from tests.tiny import tiny_checkpoint
@@ -111,6 +111,7 @@ def test_least_temperature_and_top_p_draw_the_most_likely(
         ("gated", True, {"temperature": 100.0}),
         ("gated", False, {"temperature": 1.0, "top_k": 2, "typical_p": 0.5}),
         ("gated", True, {"temperature": 1.0, "top_n_sigma": 0.5}),
+        ("gated", False, {"temperature": 1.0, "xtc_probability": 1.0, "dry": Dry(3.0, 1.0, 1)}),
         ("gated", True, {"temperature": 0.3, "top_k": 5, "top_p": 0.5, "min_p": 0.1}),
         ("gated", False, {"repetition_penalty": 100.0, "presence_penalty": 2.0}),
         ("gated", False, {"repetition_penalty": 0.1, "frequency_penalty": -2.0}),

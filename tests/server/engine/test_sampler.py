@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 
@@ -12,19 +13,23 @@ from torch import Tensor
 
 from server.engine.runner import NOT_FINITE
 from server.engine.torch_runner import Draw, sample, scores_of, uniform
-from server.engine.types import SamplingParams
+from server.engine.types import Dry, SamplingParams
 from tests.draws import (
     KINDS,
+    REPETITIONS,
     SIGMA,
     SIGMA_OF,
     TYPICAL,
     TYPICAL_OF,
+    XTC,
+    XTC_OF,
     Params,
     allowed,
     mask_of,
     random_logits,
     random_mask,
     random_params,
+    random_recent,
 )
 
 
@@ -127,7 +132,7 @@ def test_draws_equal_their_definition(vocab_size: int, kind: str) -> None:
     logits = [random_logits(chance, kind, vocab_size) for _ in range(num)]
     params = [random_params(chance, vocab_size) for _ in range(num)]
     masks = [random_mask(chance, vocab_size) for _ in range(num)]
-    recents = [chance.integers(vocab_size, size=9).tolist() for _ in range(num)]
+    recents = [random_recent(chance, vocab_size) for _ in range(num)]
     draws = [Draw(SamplingParams(**vars(params[i])), i, recents[i], masks[i]) for i in range(num)]
     found = sample(torch.from_numpy(np.stack(logits)), draws)
     wanted = [allowed(logits[i], params[i], i, recents[i], masks[i]) for i in range(num)]
@@ -144,6 +149,24 @@ def test_typical_keeps_what_is_nearest_to_the_entropy(params: Params, kept: set[
 @pytest.mark.parametrize(("params", "kept"), SIGMA)
 def test_top_n_sigma_keeps_what_is_near_the_largest(params: Params, kept: set[int]) -> None:
     assert frequencies(torch.tensor(SIGMA_OF), num=300, **vars(params)).keys() == kept
+
+
+@pytest.mark.parametrize(("params", "kept"), XTC)
+def test_xtc_drops_all_top_choices_but_the_last(params: Params, kept: set[int]) -> None:
+    assert frequencies(logits_of(*XTC_OF), num=300, **vars(params)).keys() == kept
+
+
+@pytest.mark.parametrize(("text", "dry", "taken"), REPETITIONS)
+def test_dry_takes_from_what_continues_a_repetition(
+    text: tuple[int, ...], dry: Dry, taken: dict[int, float]
+) -> None:
+    """A token is likeliest until as much as it loses, and a little more, is its lead."""
+    params = SamplingParams(temperature=0.0, dry=dry)
+    for token in range(10):
+        for lead, wins in ((-0.01, False), (0.01, True)):
+            logits = torch.full((1, 11), -2000.0)
+            logits[0, token], logits[0, 10] = taken.get(token, 0.0) + lead, 0.0
+            assert (sample(logits, [Draw(params, 0, text)]) == [token]) is wins
 
 
 def test_top_n_sigma_measures_what_is_allowed() -> None:
@@ -241,8 +264,11 @@ def test_uniform_is_uniform_and_fixed() -> None:
 def test_company_changes_no_bit(vocab_size: int) -> None:
     logits = 3 * torch.randn(9, vocab_size, generator=torch.Generator().manual_seed(1))
     given = {"temperature": 1.3, "typical_p": 0.9, "top_p": 0.95}
-    params = [SamplingParams(seed=i, top_n_sigma=i % 3, **given) for i in range(9)]
-    draws, tokens = [Draw(each, 5, ()) for each in params], [i % vocab_size for i in range(9)]
+    given |= {"xtc_probability": 0.5, "xtc_threshold": 0.01}
+    dries = itertools.cycle((None, Dry(3.0, allowed_length=1), Dry(1.0)))
+    params = [SamplingParams(seed=i, top_n_sigma=i % 3, dry=next(dries), **given) for i in range(9)]
+    draws = [Draw(each, 5, (1, 2, 3, 1, 2)) for each in params]
+    tokens = [i % vocab_size for i in range(9)]
     alone = [sample(logits[i : i + 1], draws[i : i + 1])[0] for i in range(9)]
     scores = [scores_of(logits[i : i + 1].clone(), tokens[i : i + 1], [3])[0] for i in range(9)]
     assert sample(logits, draws) == alone

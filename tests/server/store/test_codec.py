@@ -20,7 +20,7 @@ from server.engine.session import (
     SessionValue,
     UnfedSegment,
 )
-from server.engine.types import Finished, Request, SamplingParams, TokenEvent, Usage
+from server.engine.types import Dry, Finished, Request, SamplingParams, TokenEvent, Usage
 from server.store.codec import (
     Malformed,
     build,
@@ -47,6 +47,9 @@ params = st.builds(
     ignore_eos=st.booleans(),
     typical_p=finite,
     top_n_sigma=finite,
+    xtc_probability=finite,
+    xtc_threshold=finite,
+    dry=st.none() | st.builds(Dry, finite, finite, counts, counts, tokens),
     logit_bias=st.lists(st.tuples(counts, finite), max_size=3).map(tuple),
     top_logprobs=st.none() | counts,
     grammar=st.none() | names,
@@ -157,6 +160,14 @@ def test_request_of_a_log_before_top_n_sigma_is_read_as_one_without() -> None:
     data = pack_entries([accepted], None)
     assert data.count(b',"top_n_sigma":0.0') == 1
     assert unpack_entries(data.replace(b',"top_n_sigma":0.0', b""), None) == [accepted]
+
+
+def test_request_of_a_log_before_dry_and_xtc_is_read_as_one_without() -> None:
+    accepted = Accepted(Request("r", "ann", (1, 2), SamplingParams(seed=7)), (), 0, 1)
+    data = pack_entries([accepted], None)
+    new = b',"xtc_probability":0.0,"xtc_threshold":0.1,"dry":null'
+    assert data.count(new) == 1
+    assert unpack_entries(data.replace(new, b""), None) == [accepted]
 
 
 VALUE = replace(SessionValue("s", "ann"), unfed=(UnfedSegment((1, 2), 3),), undecoded=b"\xc3")

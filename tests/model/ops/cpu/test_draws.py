@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from model.native.runtime import DTYPES, NOT_FINITE, Runtime
+from server.engine.types import Dry
 from tests.model.ops.cpu.models import (
     SERVED,
     Shape,
@@ -53,6 +54,7 @@ def mask_of(num: int) -> Mask:
 
 
 HARD = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 1.5}
+DRY = {"dry": Dry(3.0, allowed_length=1, breakers=(4,))}
 ROWS = [
     Row(0, 1, 1, {"temperature": 0.0}),
     Row(40, 5, 5, {"temperature": 0.0, "top_logprobs": 3}),
@@ -63,6 +65,7 @@ ROWS = [
     Row(9, 8, 2, {"temperature": 0.0, "logprob": True} | HARD, [mask_of(5), mask_of(3)]),
     Row(7, 5, 0, {"logprob": True}),
     Row(8, 3, 3, {"seed": 3, "typical_p": 0.8, "logit_bias": ((4, 3.0),)}, [None] * 3),
+    Row(20, 4, 4, {"seed": 6, "xtc_probability": 0.5, "logprob": True} | DRY),
     Row(20, 4, 4, {"seed": 4, "top_n_sigma": 1.5, "logprob": True}, [mask_of(2), None] * 2),
 ]
 

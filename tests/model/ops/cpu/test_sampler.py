@@ -16,12 +16,16 @@ from model.native.runtime import DTYPES, NOT_FINITE, Draw, Runtime
 from model.ops.cpu import _native
 from server.engine.sampling import MIN_TEMPERATURE
 from server.engine.torch_runner import uniform
+from server.engine.types import Dry
 from tests.draws import (
     KINDS,
+    REPETITIONS,
     SIGMA,
     SIGMA_OF,
     TYPICAL,
     TYPICAL_OF,
+    XTC,
+    XTC_OF,
     Logits,
     Mask,
     Params,
@@ -31,6 +35,7 @@ from tests.draws import (
     random_logits,
     random_mask,
     random_params,
+    random_recent,
 )
 from tests.model.ops.cpu.models import (
     NAMES,
@@ -68,7 +73,7 @@ def test_draw_equals_definition(vocab_size: int, num_draws: int, kind: str) -> N
     for position in range(num_draws):
         logits = random_logits(chance, kind, vocab_size)
         params, mask = random_params(chance, vocab_size), random_mask(chance, vocab_size)
-        recent = chance.integers(vocab_size, size=int(chance.integers(20))).tolist()
+        recent = random_recent(chance, vocab_size)
         wanted = allowed(logits, params, position, recent, mask)
         assert native(logits, params, position, recent, mask) in wanted, (params, position)
         sure += len(wanted) == 1
@@ -83,6 +88,7 @@ def test_draw_equals_definition(vocab_size: int, num_draws: int, kind: str) -> N
     min_p=st.floats(0.0, 1.0),
     typical_p=st.floats(0.0, 1.0, exclude_min=True),
     top_n_sigma=st.floats(0.0, 100.0) | st.floats(0.0, 3.0),
+    xtc=st.tuples(st.floats(0.0, 1.0), st.floats(1e-3, 1.0)),
     seed=st.integers(0, 2**64 - 1),
     position=st.integers(0, 2**62),
 )
@@ -95,10 +101,12 @@ def test_any_draw_equals_definition(
     min_p: float,
     typical_p: float,
     top_n_sigma: float,
+    xtc: tuple[float, float],
     seed: int,
     position: int,
 ) -> None:
     given = {"typical_p": typical_p, "top_n_sigma": top_n_sigma}
+    given |= {"xtc_probability": xtc[0], "xtc_threshold": xtc[1]}
     params = Params(temperature, top_k, top_p, min_p, seed=seed, **given)
     row = np.array(logits, np.float32) / np.float32(64)
     assert native(row, params, position) in allowed(row, params, position, [])
@@ -114,6 +122,7 @@ def test_any_draw_equals_definition(
         (Params(top_k=5, top_p=0.26, min_p=0.5), {0, 1, 2}),
         (Params(min_p=1.0), set(range(10))),
         (Params(top_n_sigma=1e-9), set(range(10))),
+        (Params(top_k=4, xtc_probability=1.0), {3}),
         (Params(), set(range(10))),
     ],
 )
@@ -146,6 +155,34 @@ def test_top_n_sigma_measures_what_is_allowed() -> None:
     mask, params = mask_of([0, 1, 3, 4], 1), Params(top_n_sigma=2.0, temperature=100.0)
     assert {native(logits, replace(params, seed=i), mask=mask) for i in range(100)} == {0}
     assert {native(logits, replace(params, seed=i)) for i in range(100)} == {0, 1, 3, 4}
+
+
+@pytest.mark.parametrize(("params", "kept"), XTC)
+def test_xtc_drops_all_top_choices_but_the_last(params: Params, kept: set[int]) -> None:
+    logits = np.log(XTC_OF, dtype=np.float32)
+    assert {native(logits, replace(params, seed=seed)) for seed in range(300)} == kept
+
+
+def test_xtc_is_applied_as_often_as_its_probability_says() -> None:
+    logits = np.log(XTC_OF, dtype=np.float32)
+    draw = draw_of(Params(xtc_probability=0.25, xtc_threshold=0.15, seed=3))
+    counts = Counter(_native.sample(logits, draw, position, []) for position in range(20_000))
+    assert (counts[1] + counts[3]) / 20_000 == pytest.approx(0.75 * 0.7, abs=0.015)
+
+
+@pytest.mark.parametrize(("text", "dry", "taken"), REPETITIONS)
+def test_dry_takes_from_what_continues_a_repetition(
+    text: Sequence[int], dry: Dry, taken: dict[int, float]
+) -> None:
+    runtime = small_runtime("elu")
+    pool, plain = runtime.empty_pool(2), runtime.draw(temperature=0.0, penalty_window=256)
+    hard = runtime.draw(temperature=0.0, dry=dry, penalty_window=256)
+    recent = list(text) or None
+    runtime.run(pool, [0, 1], [0, 0], [[1], [1]], [plain, hard], [recent, recent])
+    before, after = runtime.logits()
+    assert np.flatnonzero(before != after).tolist() == sorted(taken)
+    for token, value in taken.items():
+        assert before[token] - np.float32(value) == after[token]
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 300])
@@ -290,7 +327,7 @@ def test_logprob_is_the_score_of_the_drawn_token(dtype: str, threads: int) -> No
         Params(temperature=0.0, frequency_penalty=-99.0),
         Params(top_k=3, repetition_penalty=1.5),
         Params(min_p=0.1, temperature=2.0),
-        Params(top_n_sigma=1.0),
+        Params(top_n_sigma=1.0, xtc_probability=1.0, dry=Dry(2.0, allowed_length=1)),
     ]
     asking = [True, False, True, True, True, True]
     draws = [

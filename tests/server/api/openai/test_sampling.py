@@ -12,7 +12,7 @@ from model.chat.template import ChatTemplate
 from server.api.schemas.requests import Sampling
 from server.cli.generate import generate
 from server.engine.sampling import DEFAULTS, FIELDS, published
-from server.engine.types import SamplingParams
+from server.engine.types import Dry, SamplingParams
 from tests.fakes import MODEL
 from tests.server.harness import Recorder, Running, running
 
@@ -32,6 +32,8 @@ GIVEN: dict[str, Any] = {
     "min_p": 0.05,
     "typical_p": 0.95,
     "top_n_sigma": 1.5,
+    "xtc_probability": 0.5,
+    "xtc_threshold": 0.2,
     "repetition_penalty": 1.1,
     "presence_penalty": 0.5,
     "frequency_penalty": -0.5,
@@ -40,6 +42,13 @@ GIVEN: dict[str, Any] = {
     "stop_token_ids": [3, 4],
     "ignore_eos": True,
     "logit_bias": {"5": -100, "6": 2.5},
+}
+DRY: dict[str, Any] = {
+    "dry_multiplier": 0.8,
+    "dry_base": 1.5,
+    "dry_allowed_length": 3,
+    "dry_penalty_last_n": 64,
+    "dry_sequence_breakers": ["\n", "User"],
 }
 #: OpenAI's own values, which leave the model's distribution as it is.
 OFF = {name: getattr(SamplingParams(), name) for name in ("temperature", "top_p")}
@@ -72,7 +81,30 @@ async def test_given_values_are_used(path: str) -> None:
 
 def test_every_field_is_tried() -> None:
     """But for the log-probabilities and formats, which each route shows in its own way."""
-    assert GIVEN.keys() == Sampling.model_fields.keys() - {"top_logprobs", "response_format"}
+    others = {"top_logprobs", "response_format"} | DRY.keys()
+    assert GIVEN.keys() == Sampling.model_fields.keys() - others
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_dry_is_one_value_with_the_tokens_of_its_breakers(path: str) -> None:
+    """A breaker is the last token that it has behind a letter: of bytes its last byte."""
+    params = await drawn_by(path, DRY)
+    assert params.dry == Dry(0.8, 1.5, 3, 64, (ord("\n"), ord("r")))
+    params = await drawn_by(path, DRY | {"dry_sequence_breakers": '["\\n", "User"]'})
+    assert params.dry is not None
+    assert params.dry.breakers == (ord("\n"), ord("r"))
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_dry_has_defaults_and_is_off_without_a_multiplier(path: str) -> None:
+    params = await drawn_by(path, {"dry_multiplier": 0.8})
+    assert params.dry == Dry(0.8, 1.75, 2, 256, tuple(map(ord, '\n:"*')))
+    for given in ({"dry_base": 2}, {"dry_multiplier": 0}, DRY | {"dry_penalty_last_n": 0}):
+        assert (await drawn_by(path, given)).dry is None
+    for last_n in (-1, 256, 4096):
+        params = await drawn_by(path, {"dry_multiplier": 1, "dry_penalty_last_n": last_n})
+        assert params.dry is not None
+        assert params.dry.penalty_last_n == 256
 
 
 @pytest.mark.parametrize("path", ROUTES)

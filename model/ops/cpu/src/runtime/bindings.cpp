@@ -377,24 +377,34 @@ NB_MODULE(_native, m) {
         .def(
             "__init__",
             [](Draw* self, float temperature, int top_k, float top_p, float min_p, float typical_p,
-               double top_n_sigma, float repetition_penalty, float presence_penalty,
-               float frequency_penalty, std::vector<std::pair<int32_t, float>> logit_bias,
-               uint64_t seed, bool logprob, int num_top, int penalty_window) {
+               double top_n_sigma, double xtc_probability, double xtc_threshold,
+               float repetition_penalty, float presence_penalty, float frequency_penalty,
+               double dry_multiplier, double dry_base, int dry_allowed_length,
+               int dry_penalty_last_n, std::vector<int32_t> dry_breakers,
+               std::vector<std::pair<int32_t, float>> logit_bias, uint64_t seed, bool logprob,
+               int num_top, int penalty_window) {
                 checked_num_top(num_top);
                 if (penalty_window < 0) throw std::invalid_argument("penalty_window is negative");
+                if (dry_allowed_length < 1 || dry_penalty_last_n < 0)
+                    throw std::invalid_argument("dry_allowed_length is at least 1, last_n 0");
                 for (const auto& [token, value] : logit_bias)
                     if (token < 0 || !std::isfinite(value))
                         throw std::invalid_argument("logit_bias is not finite numbers by token id");
+                Dry dry{dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n,
+                        std::move(dry_breakers)};
                 new (self) Draw{temperature, top_k, top_p, min_p, typical_p, top_n_sigma,
-                                repetition_penalty, presence_penalty, frequency_penalty,
+                                xtc_probability, xtc_threshold, repetition_penalty,
+                                presence_penalty, frequency_penalty, std::move(dry),
                                 std::move(logit_bias), seed, logprob || num_top > 0, num_top,
                                 penalty_window};
             },
             nb::kw_only(), nb::arg("temperature"), nb::arg("top_k"), nb::arg("top_p"),
             nb::arg("min_p"), nb::arg("typical_p"), nb::arg("top_n_sigma"),
-            nb::arg("repetition_penalty"), nb::arg("presence_penalty"),
-            nb::arg("frequency_penalty"), nb::arg("logit_bias"), nb::arg("seed"),
-            nb::arg("logprob"), nb::arg("num_top"), nb::arg("penalty_window"))
+            nb::arg("xtc_probability"), nb::arg("xtc_threshold"), nb::arg("repetition_penalty"),
+            nb::arg("presence_penalty"), nb::arg("frequency_penalty"), nb::arg("dry_multiplier"),
+            nb::arg("dry_base"), nb::arg("dry_allowed_length"), nb::arg("dry_penalty_last_n"),
+            nb::arg("dry_breakers"), nb::arg("logit_bias"), nb::arg("seed"), nb::arg("logprob"),
+            nb::arg("num_top"), nb::arg("penalty_window"))
         .def_prop_ro("has_penalty", &Draw::has_penalty);
     m.def(
         "sample",

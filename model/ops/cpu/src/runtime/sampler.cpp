@@ -28,6 +28,26 @@ constexpr int NUM_OCTAVE_BUCKETS = (0x7F800000 >> 20) + 1;
 constexpr int NUM_BUCKETS = (0x3F800000 >> 20) + 1;
 int bucket_of(float weight) { return std::min(octave_bucket(weight), NUM_BUCKETS - 1); }
 
+// No token with it is drawn where another one can be, and it leaves logits finite.
+constexpr double MAX_DRY_PENALTY = 1000.0;
+
+// By products, which have the same bits everywhere; a power has not.
+double dry_penalty(const Dry& dry, int length) {
+    double penalty = dry.multiplier;
+    for (int i = dry.allowed_length; i < length && penalty < MAX_DRY_PENALTY; i++)
+        penalty *= dry.base;
+    return std::min(penalty, MAX_DRY_PENALTY);
+}
+
+// Another number at each position than that of the draw.
+constexpr uint64_t XTC_STREAM = 0xA0761D6478BD642Fu;
+
+bool excludes_top_choices(const Draw& draw, uint64_t position) {
+    // Two tokens cannot both have more than half.
+    return draw.xtc_probability > 0.0 && draw.xtc_threshold <= 0.5 &&
+           uniform(draw.seed ^ XTC_STREAM, position) < draw.xtc_probability;
+}
+
 }  // namespace
 
 double uniform(uint64_t seed, uint64_t position) {
@@ -76,12 +96,14 @@ int Sampler::choose(const float* logits, const Draw& draw, uint64_t position) {
     double total = 0;
     for (float sum : sums_) total += double(sum);
     const double u = uniform(draw.seed, position);
-    const bool restricted =
+    const bool excludes = excludes_top_choices(draw, position);
+    const bool restricted = excludes ||
         (draw.top_k > 0 && draw.top_k < n) || draw.top_p < 1.0f || draw.min_p > 0.0f ||
         draw.typical_p < 1.0f;
     if (!restricted) return draw_any(u * total);
     keep_likely(draw, total);
     if (draw.typical_p < 1.0f) keep_typical(logits, draw);
+    if (excludes) drop_top_choices(draw.xtc_threshold);
     return draw_kept(u);
 }
 
@@ -124,6 +146,35 @@ void Sampler::penalize(
         float& x = logits[token];
         x = x > 0 ? x / draw.repetition_penalty : x * draw.repetition_penalty;
         x -= draw.presence_penalty + draw.frequency_penalty * float(counts_[size_t(token)]);
+        counts_[size_t(token)] = 0;
+    }
+    if (draw.dry.multiplier > 0.0) penalize_repetition(logits, draw.dry, recent, num_recent);
+}
+
+// A token that came before ends a repetition of the `length` tokens before it, if these are also
+// the last ones of the text. The longest counts for each token.
+void Sampler::penalize_repetition(
+    float* logits, const Dry& dry, const int32_t* recent, int num_recent) {
+    const int num = std::min(num_recent, dry.last_n);
+    recent += num_recent - num;
+    const auto breaks = [&](int32_t token) {
+        return std::find(dry.breakers.begin(), dry.breakers.end(), token) != dry.breakers.end();
+    };
+    int longest = 0;
+    while (longest < num && !breaks(recent[num - 1 - longest])) longest++;
+    if (longest < dry.allowed_length) return;
+    seen_.clear();
+    for (int next = 1; next < num; next++) {
+        const int most = std::min(next, longest);
+        int length = 0;
+        while (length < most && recent[next - 1 - length] == recent[num - 1 - length]) length++;
+        if (length < dry.allowed_length || recent[next] >= vocab_size_) continue;
+        int32_t& found = counts_[size_t(recent[next])];
+        if (found == 0) seen_.push_back(recent[next]);
+        found = std::max(found, length);
+    }
+    for (int32_t token : seen_) {
+        logits[token] -= float(dry_penalty(dry, counts_[size_t(token)]));
         counts_[size_t(token)] = 0;
     }
 }
@@ -251,6 +302,23 @@ void Sampler::keep_typical(const float* logits, const Draw& draw) {
         if (sum >= wanted) break;
     }
     const auto dropped = [=](const Candidate& c) { return nearer(last, {distance(c), c.token}); };
+    candidates_.erase(
+        std::remove_if(candidates_.begin(), candidates_.end(), dropped), candidates_.end());
+}
+
+// Of the tokens that have `threshold` of the mass or more only the least likely one stays.
+void Sampler::drop_top_choices(double threshold) {
+    double mass = 0;
+    for (const Candidate& c : candidates_) mass += double(c.weight);
+    const double least = threshold * mass;
+    const Candidate* last = nullptr;
+    for (const Candidate& c : candidates_)
+        if (double(c.weight) >= least && (!last || c.weight <= last->weight)) last = &c;
+    if (!last) return;
+    const int32_t kept = last->token;
+    const auto dropped = [=](const Candidate& c) {
+        return double(c.weight) >= least && c.token != kept;
+    };
     candidates_.erase(
         std::remove_if(candidates_.begin(), candidates_.end(), dropped), candidates_.end());
 }

@@ -14,12 +14,21 @@ constexpr int NO_TOKEN = -1, NOT_FINITE = -2;
 
 constexpr int MAX_TOP = 20;
 
+// DRY: what each token loses that would continue a repetition. Off where the multiplier is 0.
+struct Dry {
+    double multiplier = 0.0, base = 1.75;
+    int allowed_length = 2;
+    int last_n = 0;                  // how many of the last tokens are looked at
+    std::vector<int32_t> breakers;  // a repetition has none of them
+};
+
 struct Draw {
     float temperature = 1.0f;
     int top_k = 0;
     float top_p = 1.0f, min_p = 0.0f, typical_p = 1.0f;
-    double top_n_sigma = 0.0;
+    double top_n_sigma = 0.0, xtc_probability = 0.0, xtc_threshold = 0.1;
     float repetition_penalty = 1.0f, presence_penalty = 0.0f, frequency_penalty = 0.0f;
+    Dry dry;
     std::vector<std::pair<int32_t, float>> bias;  // by token
     uint64_t seed = 0;
     bool logprob = false;
@@ -27,7 +36,8 @@ struct Draw {
     int penalty_window = 0;  // how many last tokens the penalties look at; 0: all that are given
 
     bool has_penalty() const {
-        return repetition_penalty != 1.0f || presence_penalty != 0.0f || frequency_penalty != 0.0f;
+        return repetition_penalty != 1.0f || presence_penalty != 0.0f ||
+               frequency_penalty != 0.0f || dry.multiplier > 0.0;
     }
 };
 
@@ -75,6 +85,8 @@ private:
     };
     int choose(const float* logits, const Draw& draw, uint64_t position);
     void penalize(float* logits, const Draw& draw, const int32_t* recent, int num_recent);
+    void penalize_repetition(
+        float* logits, const Dry& dry, const int32_t* recent, int num_recent);
     void forbid(float* logits, const uint32_t* allowed) const;
     void drop_far(float* logits, double num_sigmas) const;
     void most_likely(const float* logits, Likely* top, int num_top) const;
@@ -83,6 +95,7 @@ private:
     // What the filters keep becomes `candidates_`, in the order of their tokens.
     void keep_likely(const Draw& draw, double total);
     void keep_typical(const float* logits, const Draw& draw);
+    void drop_top_choices(double threshold);
     void collect(float at_least);
     // The candidate at which top_k or top_p is reached, by falling weight and rising token.
     bool find_last(const Draw& draw, double total, Candidate* last);
