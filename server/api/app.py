@@ -28,6 +28,7 @@ from server.api.middleware import (
     Forwarded,
     HostCheck,
     TrustedProxies,
+    Versioned,
     traced,
 )
 from server.api.openai import completions, embeddings, score, tokens
@@ -122,6 +123,7 @@ def create_app(
         app.add_middleware(AccessLog)
     if config.trusted_proxies:
         app.add_middleware(Forwarded, proxies=proxies)
+    app.add_middleware(Versioned)
     app.openapi = lambda: openapi(app)  # type: ignore[method-assign]
     return app
 

@@ -301,6 +301,30 @@ def _request(scope: Scope) -> dict[str, str]:
 # The span of each request of the API, where traces are asked for.
 
 
+# -------------------------------------------------------------------------------------------------
+# OpenAI's routes for clients whose base URL lacks the version.
+
+
+#: Each with what may follow it.
+UNVERSIONED = re.compile(
+    r"/(chat/completions|completions|embeddings|models(/[^/]+)?|responses(/.*)?)", re.ASCII
+)
+
+
+class Versioned:
+    """Pure ASGI: ``app`` sees ``/chat/completions`` as ``/v1/chat/completions``, and so on."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan" and UNVERSIONED.fullmatch(scope["path"]):
+            raw = scope.get("raw_path")
+            raw_path = None if raw is None else b"/v1" + raw
+            scope = {**scope, "path": f"/v1{scope['path']}", "raw_path": raw_path}
+        await self._app(scope, receive, send)
+
+
 # Pages, probes and scrapes are not worth a span.
 PREFIX = "/v1/"
 

@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from server.api.schemas.requests import AppendBody, Continuation, Prefixed, ResponseFormat, Sampling
+from server.api.schemas.requests import (
+    UNLIMITED,
+    AppendBody,
+    Continuation,
+    Prefixed,
+    ResponseFormat,
+    Sampling,
+)
 from server.engine.prefixes import PrefixHandle
 from server.engine.sampling import with_defaults
 from server.engine.text import TokenArray, check_tokens
@@ -234,6 +241,8 @@ async def _sampling_params(
     given: dict[str, Any] = {
         name: value for name in _SAME if (value := getattr(sampling, name)) is not None
     }
+    if sampling.max_tokens == UNLIMITED:
+        given["max_tokens"] = max_tokens
     if "seed" not in given:
         given["seed"] = drawn_seed(owner, key)
     return with_defaults(

@@ -15,10 +15,12 @@ from server.api.openai.bodies import (
     CompletionBody,
     DetokenizeBody,
     EmbeddingsBody,
+    Labels,
     ScoreBody,
     TokenizeBody,
 )
 from server.api.openai.chat.body import ChatBody
+from server.api.openai.other_fields import HARMLESS, OTHER_NAMES
 from server.api.openai.responses.schemas import ResponseCreate, ResponsesBody
 from server.api.schemas.parse import parse_body
 from server.api.schemas.requests import Sampling
@@ -119,6 +121,12 @@ def test_table_of_refusals_is_what_the_server_refuses() -> None:
     ]
     assert len(found) == len(set(found))
     assert set(found) == refusals()
+
+
+def test_tables_have_every_other_name_and_every_field_without_effect() -> None:
+    mapped = {name: names(row[1])[0] for name, row in table("Other names").items()}
+    assert mapped == OTHER_NAMES
+    assert table("Without effect").keys() == HARMLESS | Labels.model_fields.keys()
 
 
 def test_table_has_every_default_of_sampling() -> None:

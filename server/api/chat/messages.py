@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import orjson
 from pydantic import (
@@ -14,6 +15,7 @@ from pydantic import (
     Field,
     StringConstraints,
     Tag,
+    ValidationInfo,
     model_validator,
 )
 from pydantic_core import PydanticCustomError, from_json
@@ -23,6 +25,8 @@ from server.api.schemas.wire import History, Refusal, Wire, of_type
 from server.api.schemas.wire import ItemId as CallId
 
 NO_MEDIA = "the model reads and writes text alone"
+
+Tool = TypeVar("Tool")
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
@@ -177,11 +181,6 @@ class FunctionDefinition(Wire):
     strict: bool | None = None
 
 
-def only_functions(tool: object) -> object:
-    """``tool``; raises where its type is another one, before its other fields are looked at."""
-    return of_type("function", tool, "tools of type {} are not supported; only functions are")
-
-
 class FunctionTool(Wire):
     """A tool; only functions are supported."""
 
@@ -190,13 +189,44 @@ class FunctionTool(Wire):
     type: Literal["function"]
     function: FunctionDefinition
 
-    @model_validator(mode="before")
-    @classmethod
-    def _only_functions(cls, value: object) -> object:
-        return only_functions(value)
+
+#: Of a tool that is left out; longer and stranger ones are refused.
+_TOOL_TYPE = re.compile(r"[a-z][a-z0-9_.-]{0,63}", re.ASCII)
 
 
-Tools = Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
+def functions_alone(stand_in: Tool) -> tuple[BeforeValidator, AfterValidator]:
+    """Leaves tools out that are no functions: other servers run them themselves.
+
+    The head of the answer lists them, as `Wire` does with hints. Meanwhile ``stand_in`` has their
+    places in the list, so that errors have the client's numbers.
+    """
+
+    def marked(tools: object, info: ValidationInfo) -> object:
+        if not isinstance(tools, list):
+            return tools
+        others = [_other_type(tool) for tool in tools]
+        if isinstance(info.context, set):
+            info.context.update(f"tools.{kind}" for kind in others if kind)
+        return [stand_in if kind else tool for kind, tool in zip(others, tools, strict=True)]
+
+    def kept(tools: list[Tool]) -> list[Tool]:
+        return [tool for tool in tools if tool is not stand_in]
+
+    return BeforeValidator(marked), AfterValidator(kept)
+
+
+def _other_type(tool: object) -> str | None:
+    """The type of a tool that is no function."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    is_other = isinstance(kind, str) and kind != "function" and _TOOL_TYPE.fullmatch(kind)
+    return kind if is_other else None
+
+
+Tools = Annotated[
+    list[FunctionTool],
+    Field(fail_fast=True, max_length=MAX_TOOLS),
+    *functions_alone(FunctionTool.model_construct()),
+]
 
 #: More variables for a template.
 TemplateKwargs = Annotated[

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, cast
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, ValidationInfo, model_validator
 
 from server.api.chat.messages import Messages, TemplateKwargs, Tools
+from server.api.openai.other_fields import HARMLESS, OTHER_NAMES, with_named_schema
 from server.api.openai.refused import COMPLETIONS, EMBEDDINGS
 from server.api.schemas.requests import (
     MAX_CHOICES,
     Continuation,
+    MaxTokens,
     Prefixed,
     Sampling,
     StreamOptions,
@@ -33,6 +35,15 @@ class Labels(Wire):
     user: Label | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _listed(cls, value: object, info: ValidationInfo) -> object:
+        """They are among the fields without effect that the head of the answer lists."""
+        if isinstance(value, dict) and isinstance(info.context, set):
+            given = (name for name in Labels.model_fields if value.get(name) is not None)
+            info.context.update(given)
+        return value
 
 
 Texts = Annotated[list[str], Field(fail_fast=True, max_length=MAX_PROMPTS)]
@@ -86,10 +97,18 @@ OnePrompt = Annotated[
 class GenerationBody(Sampling, Continuation, Labels):
     """What the bodies of completions and of chats share."""
 
+    hints = HARMLESS
+    other_names = OTHER_NAMES
+
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _usual_format(cls, value: object) -> object:
+        return with_named_schema(value)
 
     def check(self, shows_logprobs: bool) -> None:
         """Raises `InvalidRequest` for fields that do not go together."""
@@ -107,7 +126,7 @@ class CompletionBody(GenerationBody, Prefixed):
     refused: ClassVar[Mapping[str, Refusal]] = COMPLETIONS
 
     prompt: Prompt | None = None
-    max_tokens: int | None = Field(None, ge=0, le=2**53)
+    max_tokens: MaxTokens | None = None
     echo: bool | None = None
     logprobs: TopLogprobs | None = None
     prompt_logprobs: TopLogprobs | None = None

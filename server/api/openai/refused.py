@@ -16,46 +16,52 @@ def _refused(names: Iterable[str], reason: str, *accepted: object) -> dict[str, 
     return dict.fromkeys(names, Refusal(reason, accepted))
 
 
-_STORED = {
-    **_refused(["store"], "answers are not stored here; POST /v1/responses stores them", False),
-    **_refused(
-        ["metadata"], "is for stored answers; POST /v1/responses stores them, with metadata", {}
-    ),
-}
-
 _HOSTED = {
-    **_refused(["service_tier"], "this server has one tier", "auto", "default"),
     **_refused(
-        ["prompt_cache_options", "cache_salt"],
+        ["cache_salt"],
         "the prefix cache needs no key: it knows each tenant's own prefixes at any token",
-    ),
-    **_refused(
-        ["prompt_cache_retention"],
-        "the prefix cache keeps what is used and has no times",
-        "in_memory",
-        "in-memory",
     ),
     **_refused(["moderation"], "this server moderates nothing"),
 }
 
-#: Of vLLM's and others' sampling.
+_WINDOW = "penalties look at the last 256 tokens"
+_ORDER = "filters have one order"
+
+#: Of vLLM's, llama.cpp's, text-generation-webui's and others' sampling.
 _SAMPLING = {
     **_refused(["use_beam_search"], "there is no beam search; use best_of", False),
     **_refused(["length_penalty"], "is for beam search, which there is not", 1.0),
     **_refused(["early_stopping"], "is for beam search, which there is not", False),
-    **_refused(["min_tokens"], "is not supported; use ignore_eos with max_tokens", 0),
+    **_refused(["min_tokens", "min_length"], "use ignore_eos with max_tokens", 0),
+    **_refused(["num_beams"], "there is no beam search; use best_of", 1),
+    **_refused(["grammar", "grammar_string"], "GBNF is not read; use response_format", ""),
+    **_refused(["json_schema"], "use response_format", {}),
+    **_refused(["repeat_last_n", "repetition_penalty_range"], _WINDOW, -1, 256),
+    **_refused(["min_keep"], "filters leave one token at least", 0, 1),
+    **_refused(["mirostat", "mirostat_mode"], "use min_p or top_n_sigma", 0),
+    **_refused(["dynamic_temperature", "dynatemp_range"], "use top_n_sigma", False, 0),
+    **_refused(["smoothing_factor", "top_a", "epsilon_cutoff", "eta_cutoff"], "use min_p", 0),
+    **_refused(["tfs", "tfs_z", "guidance_scale"], "use min_p or typical_p", 1),
+    **_refused(["penalty_alpha", "negative_prompt"], "the model is run once for each token", 0, ""),
+    **_refused(["samplers", "sampler_priority", "temperature_last"], _ORDER, [], False),
+    **_refused(["ban_eos_token"], "use ignore_eos", False),
+    **_refused(["add_bos_token"], "a text gets the start token, token ids are as given", True),
+    **_refused(["custom_token_bans", "banned_strings"], "use logit_bias on token ids", "", []),
+    **_refused(["n_probs"], "use logprobs", 0),
+    **_refused(["reasoning_format"], "the thinking is in reasoning_content", "auto", "deepseek"),
     **_refused(["bad_words"], "is not supported; use logit_bias on token ids", []),
     **_refused(["allowed_token_ids"], "is not supported; use logit_bias or response_format"),
     **_refused(["include_stop_str_in_output"], "a stop string is never shown", False),
     **_refused(["skip_special_tokens"], "special tokens have no text here", True),
     **_refused(["spaces_between_special_tokens"], "special tokens have no text here", True),
     **_refused(["detokenize"], "text is always made", True),
-    **_refused(["truncate_prompt_tokens"], "a prompt is never cut: the state has no length limit"),
-    **_refused(["truncation_side"], "a prompt is never cut: the state has no length limit"),
+    **_refused(
+        ["truncate_prompt_tokens", "truncation_prompt_tokens", "truncation_side"],
+        "a prompt is never cut: the state has no length limit",
+        -1,
+    ),
     **_refused(["add_special_tokens"], "a text gets the start token, token ids are as given", True),
     **_refused(["logits_processors"], "the server runs no code of its clients"),
-    **_refused(["priority"], "all requests have the same priority", 0),
-    **_refused(["request_id"], "the server names requests itself"),
     **_refused(["return_tokens_as_token_ids"], "is not supported", False),
     **_refused(["kv_transfer_params", "vllm_xargs"], "is not supported"),
     **_refused(
@@ -70,7 +76,6 @@ _SAMPLING = {
 
 #: `POST /v1/completions`.
 COMPLETIONS = {
-    **_STORED,
     **_HOSTED,
     **_SAMPLING,
     **_refused(["suffix"], "the model cannot fill in: it reads from left to right", ""),
@@ -81,14 +86,12 @@ COMPLETIONS = {
 
 #: `POST /v1/chat/completions`.
 CHAT = {
-    **_STORED,
     **_HOSTED,
     **_SAMPLING,
     **_refused(["audio"], NO_MEDIA),
     **_refused(["modalities"], NO_MEDIA, ["text"]),
     **_refused(["web_search_options"], "the server reaches no network"),
     **_refused(["reasoning"], "is called reasoning_effort here", {}, {"effort": "none"}),
-    **_refused(["verbosity"], "the model does not know it", "medium"),
     **_refused(["functions"], "is not supported; use tools", []),
     **_refused(["function_call"], "is not supported; use tool_choice", "none"),
     **_refused(["prompt_logprobs", "echo"], "is for /v1/completions", False),

@@ -11,17 +11,18 @@ import asyncio
 import codecs
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import orjson
 import pydantic_core
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
 from starlette.requests import Request as HttpRequest
 
 from server.api.schemas.requests import MESSAGE_TYPES, Message
-from server.api.schemas.wire import FIELD_ERROR, Wire
+from server.api.schemas.wire import FIELD_ERROR, Wire, in_our_names
 from server.errors import InvalidRequest, invalid
 
 MAX_NAME_CHARS = 64
@@ -33,6 +34,7 @@ MAX_INLINE_BYTES = 1 << 15
 
 Body = TypeVar("Body", bound=Wire)
 T = TypeVar("T")
+NO_NAMES: Mapping[str, str] = {}
 
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
 
@@ -54,7 +56,7 @@ def parse_body(model: type[Body], body: bytes, max_ids: int | None = None) -> Bo
     A list of more than ``max_ids``, lists in it included, is refused before anything
     looks at its items; None where the body's bytes are bound enough.
     """
-    return _parsed(model.model_validate, body, max_ids)
+    return _parsed(model.model_validate, body, max_ids, model.other_names)
 
 
 async def body_of(
@@ -70,9 +72,9 @@ async def body_of(
     ignored: set[str] = set()
     validate = partial(model.model_validate, context=ignored)
     if len(body) <= MAX_INLINE_BYTES:
-        parsed = _parsed(validate, body, max_ids)
+        parsed = _parsed(validate, body, max_ids, model.other_names)
     else:
-        parsed = await asyncio.to_thread(_parsed, validate, body, max_ids)
+        parsed = await asyncio.to_thread(_parsed, validate, body, max_ids, model.other_names)
     ignore(request, *ignored)
     return parsed
 
@@ -100,7 +102,12 @@ def without_mark(text: bytes | str) -> bytes | str:
     return text.removeprefix("\ufeff")
 
 
-def _parsed(validate: Callable[[Any], T], text: bytes | str, max_ids: int | None) -> T:
+def _parsed(
+    validate: Callable[[Any], T],
+    text: bytes | str,
+    max_ids: int | None,
+    names: Mapping[str, str] = NO_NAMES,
+) -> T:
     text = without_mark(text)
     try:
         value = orjson.loads(text)
@@ -108,10 +115,25 @@ def _parsed(validate: Callable[[Any], T], text: bytes | str, max_ids: int | None
         value = _loaded(text)
     if max_ids is not None and isinstance(value, dict):
         _check_sizes(value, max_ids)
+    ours = value
     try:
-        return validate(value)
+        ours = in_our_names(value, names) if isinstance(value, dict) else value
+        return validate(ours)
+    except PydanticCustomError as error:
+        raise invalid((error.context or {})["field"], error.message()) from None
     except ValidationError as error:
-        raise _first_problem(error, value) from None
+        raise _in_their_name(_first_problem(error, ours), value, names) from None
+
+
+def _in_their_name(
+    error: InvalidRequest, value: object, names: Mapping[str, str]
+) -> InvalidRequest:
+    """``error`` with the client's name of its field, where the client has given it another one."""
+    if not isinstance(value, dict) or error.param is None or error.param in value:
+        return error
+    theirs = (theirs for theirs, ours in names.items() if ours == error.param and theirs in value)
+    name = next(theirs, error.param)
+    return invalid(name, error.message.removeprefix(f"{error.param}: "))
 
 
 def _loaded(text: bytes | str) -> Any:

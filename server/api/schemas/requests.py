@@ -195,7 +195,7 @@ ResponseFormat = Annotated[
 
 MAX_CHOICES = 128
 MAX_FORKS = 1024
-MAX_STOPS = 16
+MAX_STOPS = 64
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_BIASES = 1024
@@ -232,8 +232,38 @@ def _listed(breakers: object) -> object:
 Breakers = Annotated[
     list[Breaker], Field(fail_fast=True, max_length=MAX_DRY_BREAKERS), BeforeValidator(_listed)
 ]
+
+
+def _whole(value: object) -> object:
+    """Some languages write 40 as 40.0."""
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
+    return int(value) if is_whole else value  # type: ignore[call-overload]
+
+
+_WHOLE = BeforeValidator(_whole)
 #: -1 is off, as in vLLM.
-TopK = Annotated[int, Field(ge=-1, le=2**31 - 1), AfterValidator(lambda top_k: max(top_k, 0))]
+TopK = Annotated[
+    int, Field(ge=-1, le=2**31 - 1), AfterValidator(lambda top_k: max(top_k, 0)), _WHOLE
+]
+#: -1 is drawn by the server, as in llama.cpp.
+Seed = Annotated[
+    int,
+    Field(ge=-1, le=2**63 - 1),
+    AfterValidator(lambda seed: None if seed == -1 else seed),
+    _WHOLE,
+]
+#: As many tokens as the server allows, as in llama.cpp.
+UNLIMITED = -1
+MaxTokens = Annotated[int, Field(ge=UNLIMITED, le=2**53), _WHOLE]
+
+
+def _not_zero(value: int) -> int:
+    if value == 0:
+        raise PydanticCustomError("zero", "must be at least 1, or -1")
+    return value
+
+
+SomeTokens = Annotated[MaxTokens, AfterValidator(_not_zero)]
 
 
 def _boolean(value: object) -> object:
@@ -276,7 +306,7 @@ class Drawing(Wire):
     dry_allowed_length: int | None = Field(None, ge=1, le=PENALTY_WINDOW)
     dry_penalty_last_n: DryLastN | None = None
     dry_sequence_breakers: Breakers | None = None
-    seed: int | None = Field(None, ge=0, le=2**63 - 1)
+    seed: Seed | None = None
     stop: Stop | Stops | None = None
     stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
@@ -287,7 +317,7 @@ class Drawing(Wire):
 class Sampling(Drawing):
     """How to generate; shared by HTTP and WebSocket."""
 
-    max_tokens: int | None = Field(None, ge=1, le=2**53)
+    max_tokens: SomeTokens | None = None
     response_format: ResponseFormat | None = None
 
 

@@ -72,6 +72,8 @@ class Wire(BaseModel):
     )
 
     refused: ClassVar[Mapping[str, Refusal]] = {}
+    #: Of a whole body: what other servers call its fields, and what they are called here.
+    other_names: ClassVar[Mapping[str, str]] = {}
     hints: ClassVar[frozenset[str]] = frozenset()
 
     @model_validator(mode="before")
@@ -111,6 +113,24 @@ class History(Wire):
 def field_names(model: type[BaseModel]) -> frozenset[str]:
     """The names of a model's fields as JSON has them."""
     return frozenset(field.alias or name for name, field in model.model_fields.items())
+
+
+def in_our_names(value: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """``value`` with the fields in ``names`` as they are called here.
+
+    Raises where a field has another value under another name: some clients send all names at once.
+    """
+    if names.keys().isdisjoint(value):
+        return value
+    found = {name: item for name, item in value.items() if name not in names}
+    for theirs, ours in names.items():
+        item = value.get(theirs)
+        if item is None:
+            continue
+        if found.get(ours) is not None and not _same(found[ours], item):
+            raise field_error(theirs, f"is another name for {ours}, which has another value")
+        found[ours] = item
+    return found
 
 
 def known_alone(

@@ -28,7 +28,7 @@ NOT_NUMBERS = ("NaN", "Infinity", "-Infinity", "1e999", "true", '"3"', "[]", "{}
 
 BAD_VALUES = [
     *((name, value) for name in NUMBERS for value in NOT_NUMBERS),
-    *(("max_tokens", value) for value in ("-1", "9223372036854775808", "1.5", "1000001")),
+    *(("max_tokens", value) for value in ("-2", "9223372036854775808", "1.5", "1000001")),
     *(("temperature", value) for value in ("-0.1", "2.1")),
     *(("top_k", value) for value in ("-2", "1.5", "99999999999")),
     *(("top_p", value) for value in ("1.1", "-0.1")),
@@ -48,7 +48,7 @@ BAD_VALUES = [
     *(("repetition_penalty", value) for value in ("0", "-1", "11")),
     *(("presence_penalty", value) for value in ("-2.1", "2.1")),
     *(("frequency_penalty", value) for value in ("-2.1", "2.1")),
-    *(("seed", value) for value in ("-1", "9223372036854775808", "1.5")),
+    *(("seed", value) for value in ("-2", "9223372036854775808", "1.5")),
     ("stop", json.dumps(["x"] * 10_000)),
     ("stop", json.dumps("x" * 900_000)),
     ("stop", json.dumps([""])),

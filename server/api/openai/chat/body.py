@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, NotRequired
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from typing_extensions import TypedDict
 
 from server.api.chat.answer_options import Effort
 from server.api.chat.calls import ToolChoice
 from server.api.chat.messages import MAX_PARTS, Messages, TemplateKwargs, TextPart, Tools
 from server.api.openai.bodies import GenerationBody
+from server.api.openai.other_fields import with_usual_thinking
 from server.api.openai.refused import CHAT
+from server.api.schemas.requests import SomeTokens
 from server.api.schemas.responses import PromptUsage
 from server.api.schemas.wire import Refusal, Wire
 
@@ -36,7 +38,7 @@ class ChatBody(GenerationBody):
     refused: ClassVar[Mapping[str, Refusal]] = CHAT
 
     messages: Messages
-    max_completion_tokens: int | None = Field(None, ge=1, le=2**53)
+    max_completion_tokens: SomeTokens | None = None
     logprobs: bool | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
@@ -46,6 +48,11 @@ class ChatBody(GenerationBody):
     chat_template_kwargs: TemplateKwargs | None = None
     reasoning_effort: Effort | None = None
     prediction: Prediction | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _usual_thinking(cls, value: object) -> object:
+        return with_usual_thinking(value)
 
 
 class ChatTop(TypedDict):

@@ -10,7 +10,6 @@ from pydantic import (
     Field,
     StringConstraints,
     Tag,
-    model_validator,
 )
 from typing_extensions import TypedDict
 
@@ -21,9 +20,10 @@ from server.api.chat.messages import (
     FunctionDefinition,
     FunctionName,
     HeldRefusal,
-    only_functions,
+    functions_alone,
 )
 from server.api.openai.bodies import Labels
+from server.api.openai.other_fields import HARMLESS, OTHER_NAMES
 from server.api.openai.refused import REASONING, RESPONSES
 from server.api.schemas import requests as schemas
 from server.api.schemas.requests import (
@@ -186,8 +186,9 @@ Format = Annotated[
 class TextConfig(Wire):
     """What the text looks like."""
 
+    hints = frozenset({"verbosity"})
+
     format: Format | None = None
-    verbosity: Literal["medium"] | None = None
 
 
 class ResponseTool(FunctionDefinition):
@@ -196,11 +197,6 @@ class ResponseTool(FunctionDefinition):
     hints = frozenset()
 
     type: Literal["function"]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _only_functions(cls, value: object) -> object:
-        return only_functions(value)
 
 
 class ResponseToolChoice(ChosenFunction):
@@ -219,7 +215,11 @@ class ResponseAllowedTools(Wire):
     ]
 
 
-Tools = Annotated[list[ResponseTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
+Tools = Annotated[
+    list[ResponseTool],
+    Field(fail_fast=True, max_length=MAX_TOOLS),
+    *functions_alone(ResponseTool.model_construct()),
+]
 
 
 ToolChoice = Annotated[
@@ -264,6 +264,8 @@ class ResponsesBody(schemas.Drawing, schemas.Once, Labels):
     """`POST /v1/responses`."""
 
     refused: ClassVar = RESPONSES
+    hints = HARMLESS - {"store", "metadata"}
+    other_names = OTHER_NAMES
 
     model: ModelName | None = None
     input: Annotated[str, StringConstraints(min_length=1)] | Items
@@ -281,7 +283,7 @@ class ResponsesBody(schemas.Drawing, schemas.Once, Labels):
     parallel_tool_calls: bool | None = None
     metadata: Metadata | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    max_output_tokens: int | None = Field(None, ge=1, le=2**53)
+    max_output_tokens: schemas.SomeTokens | None = None
     return_token_ids: bool | None = None
     state: StateName | None = None
 

@@ -158,16 +158,22 @@ async def test_formats_and_tools_that_cannot_be_are_refused_by_their_name(server
 
 
 @pytest.mark.parametrize("kind", ["web_search", "custom"])
-async def test_a_tool_that_is_no_function_is_refused_by_its_type(
+async def test_a_tool_that_is_no_function_is_left_out_and_listed(
     server: Running, kind: str
 ) -> None:
-    said = f"tools[0]: tools of type '{kind}' are not supported; only functions are"
-    answer = await ask(server, tools=[{"type": kind}])
-    assert (await error_of(answer))[0] == 400
-    assert answer.json()["error"]["message"] == said
+    """And the functions next to it work; errors have the client's numbers."""
+    other = {"type": kind, "name": "x", "tools": [TOOL]}
+    asked_for = {"tool_choice": "required", "max_output_tokens": 200}
+    answer = await ask(server, tools=[other, TOOL, other], **asked_for)
+    assert answer.headers["x-everstream-ignored"] == f"tools.{kind}"
+    assert [tool["name"] for tool in answer.json()["tools"]] == ["weather"]
+    assert answer.json()["output"][-1]["type"] == "function_call"
     body = {"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": kind, kind: {}}]}
-    answer = await server.http.post("/v1/chat/completions", json=body)
-    assert answer.status_code == 400 and answer.json()["error"]["message"] == said
+    answer = await server.http.post("/v1/chat/completions", json=body | {"max_tokens": 2})
+    assert answer.status_code == 200
+    assert answer.headers["x-everstream-ignored"] == f"tools.{kind}"
+    answer = await ask(server, tools=[other, {**TOOL, "name": "a b"}])
+    assert (await error_of(answer))[2] == "tools[1].name"
 
 
 async def test_allowed_tools_are_those_that_may_be_called(server: Running) -> None:
