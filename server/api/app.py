@@ -31,6 +31,7 @@ from server.api.middleware import (
     Versioned,
     traced,
 )
+from server.api.ollama import routes as ollama
 from server.api.openai import completions, embeddings, score, tokens
 from server.api.openai.chat import routes as chat
 from server.api.openai.responses import routes as responses
@@ -52,7 +53,7 @@ from server.observability.tracing import OFF, Tracer
 logger = logging.getLogger("everstream.api")
 
 #: The APIs of other servers, next to OpenAI's. A request that none of them owns is not theirs.
-DIALECTS: tuple[Dialect, ...] = (anthropic.DIALECT,)
+DIALECTS: tuple[Dialect, ...] = (anthropic.DIALECT, ollama.DIALECT)
 
 ROUTERS = (
     http.router,

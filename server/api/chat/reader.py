@@ -6,6 +6,9 @@ import secrets
 from dataclasses import dataclass
 from hashlib import sha256
 from io import StringIO
+from typing import Any
+
+from pydantic_core import from_json
 
 from model.chat.call_forms import CallForm
 from server.api.chat.calls import Arguments, CallBegins, CallReader, Piece, Text
@@ -69,6 +72,15 @@ class WholeCall:
     name: str
     arguments: StringIO
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments as an object; of a call that was cut, what there is of them."""
+        try:
+            found = from_json(self.arguments.getvalue() or "{}", allow_partial="trailing-strings")
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
 
 class WholeAnswer:
     """Keeps the pieces of one answer that is not streamed."""
@@ -91,6 +103,13 @@ class WholeAnswer:
             else:
                 assert isinstance(piece, Arguments), piece
                 self.calls[piece.index].arguments.write(piece.text)
+
+    def take(self) -> tuple[str, str]:
+        """The text and the thoughts since this was last asked."""
+        taken = self.text, self.thoughts
+        if any(taken):
+            self._text, self._thoughts = StringIO(), StringIO()
+        return taken
 
     @property
     def text(self) -> str:

@@ -6,9 +6,7 @@ start token of a text included.
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import math
 import secrets
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,13 +19,11 @@ from typing_extensions import TypedDict
 from server.api.answers import JsonAnswer, LastEventsWriter, ended
 from server.api.openai.bodies import EmbeddingsBody, prompts_in
 from server.api.openai.choices import written_list
-from server.api.prepare import prompt_tokens
 from server.api.routing import ERRORS, body_schema, service_for
 from server.api.schemas.parse import body_of
+from server.api.vectors import embedding_requests, num_bytes, unit_vector
 from server.engine.types import Event, Finished
 from server.engine.types import Request as EngineRequest
-from server.errors import InternalFailure, invalid
-from server.models.service import FLOAT_BYTES
 
 router = APIRouter()
 
@@ -66,32 +62,11 @@ async def embed(request: Request) -> Response:
     """A vector for each input."""
     body = await body_of(EmbeddingsBody, request)
     service = service_for(request, body.model)
-    id, requests = f"embd-{secrets.token_hex(16)}", []
-    for index, text in enumerate(prompts_in(body.input)):
-        tokens = await prompt_tokens(service, request.state.owner, text, "input")
-        await asyncio.sleep(0)  # others have their turn between the inputs
-        if not tokens:
-            raise invalid("input", "must not be empty")
-        start = isinstance(text, str)
-        name = f"{id}-{index}"
-        requests.append(
-            EngineRequest(
-                name,
-                request.state.owner,
-                tokens,
-                sampling=None,
-                start=start,
-                embed=True,
-                prompt_field="input",
-            )
-        )
-    if not requests:
-        raise invalid("input", "must not be empty")
+    id, inputs = f"embd-{secrets.token_hex(16)}", prompts_in(body.input)
+    requests = await embedding_requests(service, id, request.state.owner, inputs, "input")
     model, as_text = service.model.name, body.encoding_format == "base64"
-    num_bytes = len(requests) * service.model.hidden_size * FLOAT_BYTES
-    service.large_answers.check(num_bytes, "input", "the number of inputs")
     writer = LastEventsWriter(lambda lasts: _whole(lasts, requests, model, as_text))
-    return JsonAnswer(service, requests, writer, num_bytes)
+    return JsonAnswer(service, requests, writer, num_bytes(service, requests))
 
 
 def _whole(
@@ -111,12 +86,7 @@ def _whole(
 
 def _vector(end: Finished, as_text: bool) -> list[float] | str:
     """The unit vector; as text, little-endian numbers of 32 bits in base64."""
-    if end.embedding is None:
-        raise InternalFailure("the request was cancelled")
-    length = math.hypot(*end.embedding)
-    if not length > 0:
-        raise InternalFailure("the mean of the hidden states has no direction")
-    unit = [value / length for value in end.embedding]
+    unit = unit_vector(end)
     if not as_text:
         return unit
     return base64.b64encode(struct.pack(f"<{len(unit)}f", *unit)).decode()

@@ -1,0 +1,21 @@
+"""Errors as Ollama's API shows them: one text, with our own ``code`` and ``param`` next to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from server.api.errors import ErrorShape, error_object, outcome
+from server.errors import RequestError
+
+
+def ollama_error(error: RequestError) -> dict[str, Any]:
+    """The body, and the last line of a stream that cannot be finished."""
+    ours = error_object(error)
+    return {"error": ours["message"], "code": ours["code"], "param": ours["param"]}
+
+
+ERRORS = ErrorShape(
+    lambda error: orjson.dumps(ollama_error(error)), lambda error: outcome(error).status
+)
