@@ -21,6 +21,7 @@ from server.api.connections import DEFAULT_MAX_CONNECTIONS, ConnectionTable
 from server.api.dialect import Dialect
 from server.api.errors import FAILED, MethodNotAllowed, RouteNotFound
 from server.api.gate import Gate, error_response, refuse
+from server.api.llama_server import routes as llama_server
 from server.api.middleware import (
     AccessLog,
     BodyLimit,
@@ -53,7 +54,7 @@ from server.observability.tracing import OFF, Tracer
 logger = logging.getLogger("everstream.api")
 
 #: The APIs of other servers, next to OpenAI's. A request that none of them owns is not theirs.
-DIALECTS: tuple[Dialect, ...] = (anthropic.DIALECT, ollama.DIALECT)
+DIALECTS: tuple[Dialect, ...] = (anthropic.DIALECT, ollama.DIALECT, llama_server.DIALECT)
 
 ROUTERS = (
     http.router,

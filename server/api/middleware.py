@@ -326,7 +326,7 @@ class Versioned:
 
 
 # Pages, probes and scrapes are not worth a span.
-PREFIX = ("/v1/", "/api/")
+PREFIX = ("/v1/", "/api/", "/completion", "/infill")
 
 
 def traced(app: ASGIApp, tracer: Tracer) -> ASGIApp:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
@@ -22,7 +22,7 @@ from server.api.schemas.requests import (
     Sampling,
 )
 from server.engine.prefixes import PrefixHandle
-from server.engine.sampling import with_defaults
+from server.engine.sampling import PENALTY_WINDOW, has_penalty, with_defaults
 from server.engine.text import TokenArray, check_tokens
 from server.engine.types import Dry, Request, SamplingParams, Turn
 from server.errors import InvalidRequest, invalid
@@ -54,7 +54,10 @@ NO_CONVERSATION = Conversation("prompt", None, ())
 
 #: The fields of `Sampling` that make one `Dry`, but for its breakers.
 _DRY = ("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n")
-_OTHERS = {"stop", "stop_token_ids", "logit_bias", "response_format", "dry_sequence_breakers"}
+_OTHERS = {
+    *("stop", "stop_token_ids", "logit_bias", "response_format", "dry_sequence_breakers"),
+    "repeat_last_n",
+}
 #: Those that mean the same to the engine.
 _SAME = sorted(Sampling.model_fields.keys() - _OTHERS - set(_DRY))
 #: What no repetition has in it unless a client says otherwise, as in llama.cpp.
@@ -245,7 +248,7 @@ async def _sampling_params(
         given["max_tokens"] = max_tokens
     if "seed" not in given:
         given["seed"] = drawn_seed(owner, key)
-    return with_defaults(
+    params = with_defaults(
         service.model.sampling,
         **given,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
@@ -256,6 +259,10 @@ async def _sampling_params(
         turn=turn,
         dry=_dry(service, sampling),
     )
+    is_shorter = sampling.repeat_last_n is not None and 0 <= sampling.repeat_last_n < PENALTY_WINDOW
+    if is_shorter and has_penalty(replace(params, dry=None)):  # without one it says nothing
+        raise invalid("repeat_last_n", f"penalties look at {PENALTY_WINDOW} tokens: give -1")
+    return params
 
 
 def _dry(service: Service, sampling: Sampling) -> Dry | None:

@@ -90,6 +90,16 @@ def check_tokens(tokens: Sequence[int], vocab_size: int, param: str) -> None:
         raise InvalidRequest(f"{param}: token ids must be in 0..{vocab_size - 1}", param)
 
 
+def text_with_names(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The text of ``ids``, with special tokens by their names."""
+    names = {id: name.encode() for id, name in tokenizer.special_names.items()}
+    begun = next((i for i, id in enumerate(ids) if id in names or tokenizer.token_bytes(id)), 0)
+    data = [names.get(id) or tokenizer.token_bytes(id) for id in ids]
+    if data and ids[begun] not in names:
+        data[begun] = tokenizer.first_bytes(ids[begun])
+    return b"".join(data).decode(errors="replace")
+
+
 # -------------------------------------------------------------------------------------------------
 # Token ids to text that is safe to send: whole characters, never a part of a stop string.
 

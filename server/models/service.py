@@ -53,6 +53,10 @@ def state_tensors(layout: StateLayout) -> tuple[StateTensorInfo, ...]:
     )
 
 
+#: Of one weight.
+_WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """One entry of `/v1/models`.
@@ -85,6 +89,11 @@ class ModelInfo:
     bos_token_id: int = 0
     hidden_size: int = 0
     sampling: SamplingParams = DEFAULTS
+
+    @property
+    def weight_bytes(self) -> int:
+        """About: scales of blocks are not counted, nor tables that have another type."""
+        return int(self.parameters * _WEIGHT_BYTES.get(self.dtype.partition("+")[0], 2.0))
 
 
 # -------------------------------------------------------------------------------------------------
@@ -251,6 +260,11 @@ class Service:
     renderer: Renderer = field(default_factory=Renderer)
     constraints: FormatCompiler | None = None
     reasoning: str | None = None
+
+    @property
+    def num_positions(self) -> int:
+        """The most tokens of a text: of the model where it has a bound, else of one request."""
+        return self.model.context or self.limits.max_model_len
 
     async def close(self) -> None:
         """After the async engine has stopped: writes what is pending, ends child processes."""

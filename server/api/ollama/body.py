@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
 from server.api.chat.messages import MAX_CALLS, MAX_MESSAGES, NO_MEDIA, FunctionName, Name, Tools
+from server.api.schemas.other_samplers import OTHER_SAMPLERS, PARTS_OF_OTHERS
 from server.api.schemas.requests import UNLIMITED, Drawing, MaxTokens, Schema
 from server.api.schemas.wire import History, ItemId, ModelName, Refusal, Wire
 
@@ -34,13 +35,11 @@ class OllamaOptions(Drawing):
             *("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa"),
             *("low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap", "use_mlock"),
             *("embedding_only", "draft_num_predict"),
-            *("mirostat_tau", "mirostat_eta"),  # next to mirostat, which is refused
+            *PARTS_OF_OTHERS,
         }
     )
     refused: ClassVar[Mapping[str, Refusal]] = {
-        "mirostat": Refusal("use min_p or top_n_sigma", (0,)),
-        "tfs_z": Refusal("use min_p or typical_p", (1,)),
-        "repeat_last_n": Refusal("penalties look at the last 256 tokens", (-1, 256)),
+        **OTHER_SAMPLERS,
         "penalize_newline": Refusal("penalties look at all tokens", (True,)),
     }
 

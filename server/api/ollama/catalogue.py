@@ -24,9 +24,6 @@ TAG = ":latest"
 #: When a loaded model is unloaded: never.
 NEVER = "2318-01-01T00:00:00Z"
 
-#: Bytes of a weight, of which scales are left out.
-_WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5}
-
 
 class OllamaDetails(TypedDict):
     """What a model is, in Ollama's words; ``format`` is ours."""
@@ -140,7 +137,7 @@ async def ollama_show(request: Request) -> Response:
         "model_info": {
             "general.architecture": model.attention,
             "general.parameter_count": model.parameters,
-            f"{model.attention}.context_length": _context(service),
+            f"{model.attention}.context_length": service.num_positions,
             f"{model.attention}.embedding_length": model.hidden_size,
         },
         "capabilities": capabilities,
@@ -183,7 +180,7 @@ def _model(service: Service) -> OllamaModel:
         "name": name,
         "model": name,
         "modified_at": _created(service),
-        "size": int(model.parameters * _WEIGHT_BYTES.get(model.dtype, 2.0)),
+        "size": model.weight_bytes,
         "digest": model.digest,
         "details": _details(service),
     }
@@ -193,7 +190,7 @@ def _running(service: Service) -> OllamaModel:
     more: OllamaModel = {
         "expires_at": NEVER,
         "size_vram": 0,
-        "context_length": _context(service),
+        "context_length": service.num_positions,
     }
     return {**_model(service), **more}
 
@@ -213,11 +210,6 @@ def _details(service: Service) -> OllamaDetails:
 def _short(number: int) -> str:
     """11.0M, 1.5B."""
     return f"{number / 1e9:.1f}B" if number >= 1e9 else f"{number / 1e6:.1f}M"
-
-
-def _context(service: Service) -> int:
-    """The most positions: of the model where it has a bound, else of one request."""
-    return service.model.context or service.limits.max_model_len
 
 
 def _created(service: Service) -> str:

@@ -44,7 +44,7 @@ NAMES = {
     "max_tokens": "options.num_predict",
     "response_format": "format",
     "repetition_penalty": "options.repeat_penalty",
-    **{name: f"options.{name}" for name in ("stop", "top_k", "logit_bias", "stop_token_ids")},
+    **{name: f"options.{name}" for name in ("stop", "top_k", "logit_bias", "repeat_last_n")},
 }
 
 

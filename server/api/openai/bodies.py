@@ -169,6 +169,10 @@ class TokenizeBody(Wire):
     add_special_tokens: bool | None = None
     allow_special: bool | None = None
     return_token_strs: bool | None = None
+    content: str | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
 
 
 class DetokenizeBody(Wire):

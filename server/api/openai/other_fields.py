@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from server.api.schemas.other_samplers import PARTS_OF_OTHERS
 from server.api.schemas.wire import field_error
 
 #: What other servers call fields of ours. Some clients send all names at once.
@@ -20,6 +21,7 @@ OTHER_NAMES = {
     "nsigma": "top_n_sigma",
     "sampler_seed": "seed",
     "stopping_strings": "stop",
+    "repetition_penalty_range": "repeat_last_n",
 }
 
 #: Without effect: what is only about how other servers work, or is stored, billed or scheduled
@@ -36,9 +38,7 @@ HARMLESS = frozenset(
         *("return_progress", "return_tokens", "parse_tool_calls"),
         # Ollama and others: a session has no length that could be set
         *("keep_alive", "num_ctx", "n_ctx", "truncation_length"),
-        # what has a meaning only next to fields that are refused
-        *("mirostat_tau", "mirostat_eta", "dynatemp_low", "dynatemp_high", "dynatemp_exponent"),
-        "smoothing_curve",
+        *PARTS_OF_OTHERS,
         # SillyTavern's notes for itself
         *("api_type", "api_server", "include_reasoning"),
     }

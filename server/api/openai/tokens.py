@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 import orjson
 from fastapi import APIRouter, Request, Response
 from typing_extensions import TypedDict
 
-from model.tokenizer import Tokenizer
 from server.api.answers import json_response
 from server.api.chat.answer_options import reasoning_of
 from server.api.chat.prompt import prompt_of
@@ -19,6 +18,7 @@ from server.api.openai.choices import JsonList, TokenNames
 from server.api.prepare import MAX_INLINE_CHARS, check_ids
 from server.api.routing import ERRORS, KEY_ERRORS, body_schema, service_for
 from server.api.schemas.parse import body_of
+from server.engine.text import text_with_names
 from server.errors import invalid
 from server.models.service import TOKEN_BYTES, Service
 
@@ -43,9 +43,10 @@ class Tokenized(TypedDict):
 
 
 class Detokenized(TypedDict):
-    """The text of token ids."""
+    """The text of token ids, by vLLM's name and by llama.cpp's."""
 
     prompt: str
+    content: str
 
 
 class TokenizerInfo(TypedDict):
@@ -74,11 +75,40 @@ async def tokenize(request: Request) -> Response:
     """The token ids of a text or of messages, as a completion is fed them."""
     body = await body_of(TokenizeBody, request)
     service = service_for(request, body.model)
+    if body.content is not None:
+        return await _pieces(service, body)
     _check(body)
     ids = await _ids(service, body)
     written = _tokenized(service, ids, bool(body.return_token_strs))
     parts = service.large_answers.parts(written, len(ids) * TOKEN_BYTES)
     return Response(b"".join([part async for part in parts]), media_type="application/json")
+
+
+async def _pieces(service: Service, body: TokenizeBody) -> Response:
+    """llama.cpp's answer for ``content``: ids, or objects of an id and its text."""
+    for name in (*_OF_TEXT, *_OF_MESSAGES, "prompt", "messages", "return_token_strs"):
+        if getattr(body, name) is not None:
+            raise invalid(name, "is for prompt and messages")
+    text, allow = body.content or "", body.parse_special is not False
+    encode = partial(service.tokenizer.encode, allow_special=allow)
+    ids = encode(text) if len(text) <= MAX_INLINE_CHARS else await asyncio.to_thread(encode, text)
+    if body.add_special:
+        ids = [service.model.bos_token_id, *ids]
+    if not body.with_pieces:
+        return json_response({"tokens": ids})
+    names = service.tokenizer.special_names
+    written = (names.get(id) or service.tokenizer.token_bytes(id) for id in ids)
+    pieces = [piece if isinstance(piece, str) else _piece(piece) for piece in written]
+    tokens = [{"id": id, "piece": piece} for id, piece in zip(ids, pieces, strict=True)]
+    return json_response({"tokens": tokens})
+
+
+def _piece(data: bytes) -> str | list[int]:
+    """Bytes that are no text are numbers."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)
 
 
 def _tokenized(service: Service, ids: list[int], with_names: bool) -> Iterator[bytes]:
@@ -137,18 +167,9 @@ async def detokenize(request: Request) -> Response:
     body = await body_of(DetokenizeBody, request)
     service = service_for(request, body.model)
     check_ids(service, body.tokens, "tokens")
-    text = await service.large_answers.run(lambda: _text_of(service.tokenizer, body.tokens))
-    answer: Detokenized = {"prompt": text}
+    text = await service.large_answers.run(lambda: text_with_names(service.tokenizer, body.tokens))
+    answer: Detokenized = {"prompt": text, "content": text}
     return json_response(answer)
-
-
-def _text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    names = {id: name.encode() for id, name in tokenizer.special_names.items()}
-    begun = next((i for i, id in enumerate(ids) if id in names or tokenizer.token_bytes(id)), 0)
-    data = [names.get(id) or tokenizer.token_bytes(id) for id in ids]
-    if data and ids[begun] not in names:
-        data[begun] = tokenizer.first_bytes(ids[begun])
-    return b"".join(data).decode(errors="replace")
 
 
 @router.get("/tokenizer_info", response_model=TokenizerInfo, responses=KEY_ERRORS)

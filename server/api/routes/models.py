@@ -56,7 +56,20 @@ def model_object(service: Service) -> dict[str, Any]:
     del details["hidden_size"]  # an embedding shows it
     about = {"id": name, "object": "model", "created": created_s, "owned_by": "everstream"}
     details |= {"chat": template.source != PLAIN, "thinking": template.thinking is not None}
-    return {**about, "everstream": {**details, "sampling": published(service.model.sampling)}}
+    num_positions = service.num_positions
+    meta = {
+        "n_vocab": service.model.vocab_size,
+        "n_ctx": num_positions,
+        "n_ctx_train": num_positions,
+        "n_embd": service.model.hidden_size,
+        "n_params": service.model.parameters,
+        "size": service.model.weight_bytes,
+    }
+    return {
+        **about,
+        "meta": meta,
+        "everstream": {**details, "sampling": published(service.model.sampling)},
+    }
 
 
 class LoadModelBody(Wire):

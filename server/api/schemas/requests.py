@@ -306,6 +306,7 @@ class Drawing(Wire):
     dry_allowed_length: int | None = Field(None, ge=1, le=PENALTY_WINDOW)
     dry_penalty_last_n: DryLastN | None = None
     dry_sequence_breakers: Breakers | None = None
+    repeat_last_n: int | None = Field(None, ge=-1, le=2**31 - 1)
     seed: Seed | None = None
     stop: Stop | Stops | None = None
     stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None

@@ -199,6 +199,17 @@ class ModelDetails(TypedDict):
     thinking: bool
 
 
+class ModelMeta(TypedDict):
+    """What llama.cpp's server says of a model; ``size`` is that of the weights, estimated."""
+
+    n_vocab: int
+    n_ctx: int
+    n_ctx_train: int
+    n_embd: int
+    n_params: int
+    size: int
+
+
 class ModelAnswer(TypedDict):
     """OpenAI's ``model``, with details of our own."""
 
@@ -206,6 +217,7 @@ class ModelAnswer(TypedDict):
     object: Literal["model"]
     created: int
     owned_by: str
+    meta: ModelMeta
     everstream: ModelDetails
 
 

@@ -102,7 +102,7 @@ def test_vectors_have_the_length_1() -> None:
 
 
 def test_refusals_are_errors_with_a_status() -> None:
-    for model, options, status in (("llama3", FEW, 404), (MODEL, {"repeat_last_n": 64}, 400)):
+    for model, options, status in (("llama3", FEW, 404), (MODEL, {"mirostat": 2}, 400)):
         with pytest.raises(ResponseError) as caught:
             client().chat(model, QUESTION, options=options)
         assert caught.value.status_code == status

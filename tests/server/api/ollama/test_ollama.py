@@ -181,7 +181,11 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("/api/chat", "think", {**HI, "think": True}),
     ("/api/chat", "think", {**HI, "think": "much"}),
     ("/api/chat", "logprobs", {**HI, "logprobs": True}),
-    ("/api/chat", "options.repeat_last_n", {**HI, "options": {"repeat_last_n": 64}}),
+    (
+        "/api/chat",
+        "options.repeat_last_n",
+        {**HI, "options": {"repeat_last_n": 64, "repeat_penalty": 1.1}},
+    ),
     ("/api/chat", "options.mirostat", {**HI, "options": {"mirostat": 2}}),
     ("/api/chat", "options.temprature", {**HI, "options": {"temprature": 1}}),
     ("/api/chat", "options.num_predict", {**HI, "options": {"num_predict": 2**40}}),

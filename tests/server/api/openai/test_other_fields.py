@@ -47,6 +47,8 @@ async def drawn_by(path: str, **body: Any) -> SamplingParams:
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 async def test_field_of_another_name_is_ours(path: str) -> None:
     for theirs, ours in OTHER_NAMES.items():
+        if ours == "repeat_last_n":  # which does not reach the engine
+            continue
         value = VALUES[ours]
         rest = {name: item for name, item in ROUTES[path].items() if name != ours}
         found = await drawn_by(path, **rest | {theirs: value})

@@ -35,7 +35,6 @@ VALUES: dict[str, list[tuple[str, Any]]] = {
         ("grammar", "root ::= [a-z]"),
         ("suffix", "after"),
         ("mirostat", 2),
-        ("repeat_last_n", 64),
         ("n_predict", -2),
         ("n_predict", "5"),
         ("repeat_penalty", 11),
@@ -132,6 +131,8 @@ VALUES: dict[str, list[tuple[str, Any]]] = {
 BODIES: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "/v1/completions": [
         ("top_logprobs", {"logprobs": 1, "top_logprobs": 2}),
+        ("repeat_last_n", {"repeat_last_n": 64, "repetition_penalty": 1.1}),
+        ("repeat_last_n", {"repeat_last_n": 0, "presence_penalty": 0.5}),
         ("n", {"max_tokens": 0, "n": 2}),
         ("best_of", {"max_tokens": 0, "best_of": 2}),
         ("best_of", {"n": 3, "best_of": 2}),

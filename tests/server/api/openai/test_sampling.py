@@ -81,7 +81,7 @@ async def test_given_values_are_used(path: str) -> None:
 
 def test_every_field_is_tried() -> None:
     """But for the log-probabilities and formats, which each route shows in its own way."""
-    others = {"top_logprobs", "response_format"} | DRY.keys()
+    others = {"top_logprobs", "response_format", "repeat_last_n"} | DRY.keys()
     assert GIVEN.keys() == Sampling.model_fields.keys() - others
 
 
