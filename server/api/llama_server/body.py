@@ -89,6 +89,7 @@ class LlamaCompletionBody(Drawing):
     json_schema: Schema | None = None
     logit_bias: Annotated[Biases, BeforeValidator(_paired)] | None = None
     return_tokens: bool | None = None
+    top_logprobs: None = None
 
 
 class InfillBody(LlamaCompletionBody):

@@ -45,6 +45,7 @@ class OllamaOptions(Drawing):
 
     num_predict: NumPredict | None = None
     repeat_penalty: float | None = Field(None, gt=0, le=10)
+    top_logprobs: None = None
 
 
 def _format(value: object) -> object:
@@ -64,7 +65,6 @@ class OllamaRequest(Wire):
     hints = frozenset({"keep_alive"})
 
     model: ModelName
-    options: OllamaOptions | None = None
 
 
 class GeneratingBody(OllamaRequest):
@@ -77,6 +77,7 @@ class GeneratingBody(OllamaRequest):
         "shift": Refusal("a prompt is never cut: the state has no length limit", (False, True)),
     }
 
+    options: OllamaOptions | None = None
     stream: bool | None = None
     format: Format | None = None
     think: Think | None = None
@@ -145,7 +146,7 @@ _CUT = {"dimensions": Refusal("the vector has the model's hidden size, and is no
 class EmbedBody(OllamaRequest):
     """`POST /api/embed`."""
 
-    hints = OllamaRequest.hints | {"truncate"}
+    hints = OllamaRequest.hints | {"truncate", "options"}
     refused: ClassVar[Mapping[str, Refusal]] = _CUT
 
     input: str | Annotated[list[str], Field(fail_fast=True, max_length=MAX_INPUTS)]
@@ -153,6 +154,8 @@ class EmbedBody(OllamaRequest):
 
 class OldEmbeddingsBody(OllamaRequest):
     """`POST /api/embeddings`: the vector of one text."""
+
+    hints = OllamaRequest.hints | {"options"}
 
     prompt: str
 
