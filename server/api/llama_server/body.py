@@ -52,6 +52,7 @@ class LlamaCompletionBody(Drawing):
             *("cache_prompt", "id_slot", "n_keep", "n_discard", "n_cache_reuse"),
             *("timings_per_token", "return_progress", "samplers", "min_keep", "n_ctx"),
             *("post_sampling_probs", "user", "api_type", "api_server", "truncation_length"),
+            "num_ctx",
             *("skip_special_tokens", "include_reasoning"),
             *PARTS_OF_OTHERS,
         }
@@ -63,7 +64,10 @@ class LlamaCompletionBody(Drawing):
         "nsigma": "top_n_sigma",
         "sampler_seed": "seed",
         "stopping_strings": "stop",
+        "num_predict": "n_predict",
         "repetition_penalty_range": "repeat_last_n",
+        "rep_pen": "repetition_penalty",
+        "rep_pen_range": "repeat_last_n",
         "repeat_penalty": "repetition_penalty",
     }
     refused: ClassVar[Mapping[str, Refusal]] = {

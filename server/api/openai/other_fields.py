@@ -22,6 +22,9 @@ OTHER_NAMES = {
     "sampler_seed": "seed",
     "stopping_strings": "stop",
     "repetition_penalty_range": "repeat_last_n",
+    # KoboldAI
+    "rep_pen": "repetition_penalty",
+    "rep_pen_range": "repeat_last_n",
 }
 
 #: Without effect: what is only about how other servers work, or is stored, billed or scheduled

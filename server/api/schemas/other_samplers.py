@@ -19,6 +19,10 @@ OTHER_SAMPLERS = {
     **refused(["smoothing_factor", "top_a", "epsilon_cutoff", "eta_cutoff"], "use min_p", 0),
     **refused(["tfs", "tfs_z", "guidance_scale"], "use min_p or typical_p", 1),
     **refused(["penalty_alpha", "negative_prompt"], "the model is run once for each token", 0, ""),
+    **refused(["skew", "no_repeat_ngram_size"], "use dry_multiplier or typical_p", 0),
+    **refused(["encoder_repetition_penalty"], "use repetition_penalty", 1),
+    **refused(["adaptive_target"], "use min_p or top_n_sigma", -1, -0.01),
+    **refused(["do_sample"], "a temperature of 0 is greedy", True),
     **refused(["temperature_last"], "the temperature comes before the filters", False),
     **refused(["num_beams"], "there is no beam search", 1),
     **refused(["min_tokens", "min_length"], "use ignore_eos with a limit of tokens", 0),
@@ -31,6 +35,6 @@ OTHER_SAMPLERS = {
 PARTS_OF_OTHERS = frozenset(
     {
         *("mirostat_tau", "mirostat_eta", "dynatemp_low", "dynatemp_high", "dynatemp_exponent"),
-        "smoothing_curve",
+        *("smoothing_curve", "adaptive_decay", "rep_pen_slope", "max_tokens_second"),
     }
 )
