@@ -14,7 +14,7 @@ def is_named(route: str, text: str) -> bool:
     """By its name, or by that of the folder above it, which ends in a slash there or is said so."""
     folders = re.findall(r"(?:everything|responses, )\s*under `([^`]+)`", text)
     under = any(route.startswith(folder.rstrip("/")) for folder in folders)
-    return under or route.partition("/{")[0] in re.findall(r"(/[\w/.]+)`", text)
+    return under or route.partition("/{")[0] in re.findall(r"(/[\w/.-]+)`", text)
 
 
 def test_table_has_every_scope() -> None:
