@@ -12,13 +12,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from benchmarks import sse
+from tests.compat.conftest import serving
 from tests.compat.replayed import Json, chunks, post
+from tests.reliability.servers import ServerProcess
 
 MODEL = "everstream-stories"
 SYSTEM, USER = {"role": "system", "content": "You help."}, {"role": "user", "content": "hi"}
@@ -300,3 +303,26 @@ def test_agents_find_the_length_of_the_context(url: str) -> None:
     (model,) = get(f"{url}/v1/models")["data"]
     assert model["meta"]["n_ctx"] == props["default_generation_settings"]["n_ctx"]
     assert get(f"{url}/models")["data"] == [model]
+
+
+def read_until_killed(server: ServerProcess, body: Json, headers: dict[str, str]) -> None:
+    """Reads a stream until some of it has come and the server is killed, and then to its end."""
+    url = f"{server.url}/completion"
+    with httpx.stream("POST", url, json=body, headers=headers, timeout=60) as answer:
+        for number, _ in enumerate(answer.iter_lines()):
+            if number == 40:
+                server.restart()
+
+
+def test_completion_of_llama_cpp_goes_on_over_a_kill(tmp_path: Path) -> None:
+    """The same request under the same key has the text of one that nothing has disturbed."""
+    body = {"prompt": "Once", "n_predict": 3000, "seed": 5, "ignore_eos": True, "stream": True}
+    key = {"Idempotency-Key": "once"}
+    with serving(tmp_path) as server:
+        with pytest.raises(httpx.HTTPError):
+            read_until_killed(server, body, key | {"Authorization": "Bearer usual"})
+        again = post(f"{server.url}/completion", body, key)
+        text = "".join(event.value["content"] for event in sse.events_of(again.content))
+        whole = post(f"{server.url}/completion", body | {"stream": False}).json()
+    assert whole["tokens_predicted"] == 3000
+    assert text == whole["content"]
