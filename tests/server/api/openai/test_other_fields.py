@@ -111,6 +111,12 @@ async def test_field_without_effect_is_listed_in_the_head(server: Running, path:
     assert answer.headers[IGNORED] == "user"
 
 
+async def test_header_is_short_whatever_a_client_sends(server: Running) -> None:
+    tools = [{"type": f"t{number:03}" + "x" * 60} for number in range(128)]
+    answer = await server.http.post("/v1/responses", json={"input": "hi", "tools": tools})
+    assert len(answer.headers[IGNORED].split(", ")) == 64
+
+
 @pytest.mark.parametrize(
     ("given", "is_on"),
     [
