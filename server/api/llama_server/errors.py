@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import orjson
+from typing_extensions import TypedDict
 
 from server.api.errors import ErrorShape, error_object, outcome
 from server.errors import RequestError
 
 
-def llama_error(error: RequestError) -> dict[str, Any]:
-    """The object of an error; ``reason`` is our code, ``param`` the field at fault."""
+class LlamaErrorDetail(TypedDict):
+    """``code`` is the HTTP status; ``reason`` is the code of all our errors."""
+
+    code: int
+    message: str
+    type: str
+    param: str | None
+    reason: str
+
+
+class LlamaErrorAnswer(TypedDict):
+    """Every error under these paths."""
+
+    error: LlamaErrorDetail
+
+
+def llama_error(error: RequestError) -> LlamaErrorAnswer:
+    """The body, and the last event of a stream that cannot be finished."""
     ours = error_object(error)
     return {
         "error": {

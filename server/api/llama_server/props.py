@@ -11,7 +11,8 @@ from server.api.answers import json_response
 from server.api.chat.answer_options import reasoning_of
 from server.api.chat.prompt import prompt_of
 from server.api.llama_server.body import RenderBody
-from server.api.routing import ERRORS, KEY_ERRORS, body_schema, models_of, service_for
+from server.api.llama_server.errors import LlamaErrorAnswer
+from server.api.routing import body_schema, errors_as, models_of, service_for
 from server.api.schemas.parse import body_of
 from server.engine.sampling import published
 from server.engine.text import text_with_names
@@ -47,6 +48,7 @@ class RenderedPrompt(TypedDict):
 
 
 router = APIRouter()
+_ERRORS = errors_as(LlamaErrorAnswer)
 
 #: More requests than that do not run at once: see `server.engine.limits`.
 MAX_SLOTS = 256
@@ -56,7 +58,7 @@ def _num_slots(service: Service) -> int:
     return min(service.model.max_sessions, MAX_SLOTS)
 
 
-@router.get("/props", response_model=LlamaProps, responses=KEY_ERRORS)
+@router.get("/props", response_model=LlamaProps, responses=_ERRORS)
 async def props(request: Request) -> Response:
     """What the default model is. A path is not told: ``model_path`` is its name."""
     service = models_of(request).default
@@ -76,7 +78,7 @@ async def props(request: Request) -> Response:
     return json_response(found)
 
 
-@router.get("/slots", response_model=list[LlamaSlot], responses=KEY_ERRORS)
+@router.get("/slots", response_model=list[LlamaSlot], responses=_ERRORS)
 async def slots(request: Request) -> Response:
     """How many requests of the default model run, of as many as could; not whose."""
     service = models_of(request).default
@@ -92,7 +94,7 @@ async def slots(request: Request) -> Response:
 @router.post(
     "/apply-template",
     response_model=RenderedPrompt,
-    responses=ERRORS,
+    responses=_ERRORS,
     openapi_extra=body_schema(RenderBody),
 )
 async def apply_template(request: Request) -> Response:

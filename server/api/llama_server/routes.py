@@ -16,9 +16,10 @@ from server.api.dialect import Dialect
 from server.api.llama_server import props
 from server.api.llama_server.body import FILLS, InfillBody, LlamaCompletionBody
 from server.api.llama_server.errors import ERRORS as ERROR_SHAPE
+from server.api.llama_server.errors import LlamaErrorAnswer
 from server.api.llama_server.writer import LlamaWriter
 from server.api.prepare import generate_request, renamed
-from server.api.routing import ERRORS, EVENT_STREAM, body_schema, keyed, service_for
+from server.api.routing import EVENT_STREAM, body_schema, errors_as, keyed, service_for
 from server.api.schemas.parse import body_of
 from server.api.schemas.requests import (
     Continuation,
@@ -55,12 +56,13 @@ class LlamaAnswer(TypedDict):
 
 
 router = APIRouter()
+_ERRORS = errors_as(LlamaErrorAnswer)
 
 
 @router.post(
     "/completion",
     response_model=LlamaAnswer,
-    responses=ERRORS | EVENT_STREAM,
+    responses=_ERRORS | EVENT_STREAM,
     openapi_extra=body_schema(LlamaCompletionBody),
 )
 async def llama_completion(request: Request) -> Response:
@@ -73,7 +75,7 @@ async def llama_completion(request: Request) -> Response:
 @router.post(
     "/infill",
     response_model=LlamaAnswer,
-    responses=ERRORS | EVENT_STREAM,
+    responses=_ERRORS | EVENT_STREAM,
     openapi_extra=body_schema(InfillBody),
 )
 async def infill(request: Request) -> Response:

@@ -11,7 +11,8 @@ from typing_extensions import TypedDict
 from model.chat.template import PLAIN
 from server.api.answers import json_response
 from server.api.ollama.body import PullBody, ShowBody
-from server.api.routing import ERRORS, KEY_ERRORS, body_schema, models_of, service_for
+from server.api.ollama.errors import OllamaErrorAnswer
+from server.api.routing import body_schema, errors_as, models_of, service_for
 from server.api.schemas.parse import body_of
 from server.engine.sampling import published
 from server.errors import InvalidRequest, invalid
@@ -81,6 +82,7 @@ class PullStatus(TypedDict):
 
 
 router = APIRouter()
+_ERRORS = errors_as(OllamaErrorAnswer)
 
 
 def ollama_service(request: Request, model: str) -> Service:
@@ -89,20 +91,20 @@ def ollama_service(request: Request, model: str) -> Service:
     return service_for(request, model if known else model.removesuffix(TAG))
 
 
-@router.get("/api/version", response_model=OllamaVersion, responses=KEY_ERRORS)
+@router.get("/api/version", response_model=OllamaVersion, responses=_ERRORS)
 async def ollama_version(request: Request) -> Response:
     """Which of Ollama's versions these routes are like."""
     return json_response({"version": VERSION})
 
 
-@router.get("/api/tags", response_model=OllamaModels, responses=KEY_ERRORS)
+@router.get("/api/tags", response_model=OllamaModels, responses=_ERRORS)
 async def ollama_tags(request: Request) -> Response:
     """The models."""
     served = models_of(request).current.values()
     return json_response({"models": [_model(version.service) for version in served]})
 
 
-@router.get("/api/ps", response_model=OllamaModels, responses=KEY_ERRORS)
+@router.get("/api/ps", response_model=OllamaModels, responses=_ERRORS)
 async def ollama_ps(request: Request) -> Response:
     """The models that are loaded: all."""
     served = models_of(request).current.values()
@@ -112,7 +114,7 @@ async def ollama_ps(request: Request) -> Response:
 @router.post(
     "/api/show",
     response_model=ShownModel,
-    responses=ERRORS,
+    responses=_ERRORS,
     openapi_extra=body_schema(ShowBody),
 )
 async def ollama_show(request: Request) -> Response:
@@ -147,7 +149,7 @@ async def ollama_show(request: Request) -> Response:
 
 
 @router.post(
-    "/api/pull", response_model=PullStatus, responses=ERRORS, openapi_extra=body_schema(PullBody)
+    "/api/pull", response_model=PullStatus, responses=_ERRORS, openapi_extra=body_schema(PullBody)
 )
 async def ollama_pull(request: Request) -> Response:
     """Says that a model is there, or that this server downloads none."""
@@ -164,10 +166,10 @@ _OPERATOR = (
 )
 
 
-@router.post("/api/create", responses=ERRORS)
-@router.post("/api/copy", responses=ERRORS)
-@router.post("/api/push", responses=ERRORS)
-@router.delete("/api/delete", responses=ERRORS)
+@router.post("/api/create", responses=_ERRORS)
+@router.post("/api/copy", responses=_ERRORS)
+@router.post("/api/push", responses=_ERRORS)
+@router.delete("/api/delete", responses=_ERRORS)
 async def ollama_refused(request: Request) -> Response:
     """What would change which models there are."""
     raise InvalidRequest(f"{request.url.path} is not supported: {_OPERATOR}")

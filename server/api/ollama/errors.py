@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import orjson
+from typing_extensions import TypedDict
 
 from server.api.errors import ErrorShape, error_object, outcome
 from server.errors import RequestError
 
 
-def ollama_error(error: RequestError) -> dict[str, Any]:
+class OllamaErrorAnswer(TypedDict):
+    """Every error under these paths; ``code`` and ``param`` are those of all our errors."""
+
+    error: str
+    code: str
+    param: str | None
+
+
+def ollama_error(error: RequestError) -> OllamaErrorAnswer:
     """The body, and the last line of a stream that cannot be finished."""
     ours = error_object(error)
     return {"error": ours["message"], "code": ours["code"], "param": ours["param"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -24,6 +25,7 @@ from server.api.ollama.body import (
 )
 from server.api.ollama.catalogue import ollama_service
 from server.api.ollama.errors import ERRORS as ERROR_SHAPE
+from server.api.ollama.errors import OllamaErrorAnswer
 from server.api.ollama.translate import (
     NAMES,
     chat_of,
@@ -33,7 +35,7 @@ from server.api.ollama.translate import (
 )
 from server.api.ollama.writer import HEADERS, OllamaWriter, nanoseconds, shown_time
 from server.api.prepare import generate_request, renamed
-from server.api.routing import ERRORS, answer_content, body_schema, keyed
+from server.api.routing import answer_content, body_schema, errors_as, keyed
 from server.api.schemas.parse import body_of
 from server.api.schemas.requests import Continuation
 from server.api.vectors import embedding_requests, num_bytes, unit_vector
@@ -75,8 +77,12 @@ class OneVector(TypedDict):
     embedding: list[float]
 
 
+#: So many are not translated in the event loop.
+MANY_MESSAGES = 64
+
 router = APIRouter()
-_LINES = ERRORS | answer_content("application/x-ndjson", type="string")
+_ERRORS = errors_as(OllamaErrorAnswer)
+_LINES = _ERRORS | answer_content("application/x-ndjson", type="string")
 
 
 @router.post(
@@ -91,7 +97,11 @@ async def ollama_chat(request: Request) -> Response:
     service, wanted = _place(request, body)
     if not body.messages:
         return _loaded(body, {"message": {"role": "assistant", "content": ""}})
-    made = await prepared(service, request.state.owner, chat_of(service, body, wanted))
+    if len(body.messages) > MANY_MESSAGES:
+        chat = await asyncio.to_thread(chat_of, service, body, wanted)
+    else:
+        chat = chat_of(service, body, wanted)
+    made = await prepared(service, request.state.owner, chat)
     return _answer(service, body, made, is_prompt=False)
 
 
@@ -146,7 +156,7 @@ def _loaded(body: OllamaRequest, said: dict[str, Any]) -> Response:
 @router.post(
     "/api/embed",
     response_model=OllamaVectors,
-    responses=ERRORS,
+    responses=_ERRORS,
     openapi_extra=body_schema(EmbedBody),
 )
 async def ollama_embed(request: Request) -> Response:
@@ -174,7 +184,7 @@ async def ollama_embed(request: Request) -> Response:
 @router.post(
     "/api/embeddings",
     response_model=OneVector,
-    responses=ERRORS,
+    responses=_ERRORS,
     openapi_extra=body_schema(OldEmbeddingsBody),
 )
 async def ollama_embeddings(request: Request) -> Response:

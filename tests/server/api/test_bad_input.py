@@ -219,6 +219,17 @@ async def test_nul_is_a_character_like_any_other(server: Running) -> None:
     assert response.json()["usage"]["prompt_tokens"] == 3
 
 
+#: They read no field of their body that could be wrong.
+WITHOUT_FIELDS = {"/api/pull"}
+
+
+def param_of(answer: httpx.Response) -> str | None:
+    """The field at fault, in the form of any of the APIs."""
+    error = answer.json()
+    found: str | None = (error if isinstance(error["error"], str) else error["error"])["param"]
+    return found
+
+
 async def test_byte_order_mark_before_a_body_is_read_on_every_route(server: Running) -> None:
     """Windows puts it there: all that is wrong with these bodies is their field."""
     session, bom, body = await kept(server, 1), codecs.BOM_UTF8, b'{"mood": "glad"}'
@@ -226,12 +237,12 @@ async def test_byte_order_mark_before_a_body_is_read_on_every_route(server: Runn
     found = 0
     for path, operations in document["paths"].items():
         content = operations.get("post", {}).get("requestBody", {}).get("content", {})
-        if "application/json" not in content:
+        if "application/json" not in content or path in WITHOUT_FIELDS:
             continue
         found += 1
         url = path.replace("{session}", session)
         answer = await server.http.post(url, content=bom + body)
-        assert (url, answer.status_code, answer.json()["error"]["param"]) == (url, 400, "mood")
+        assert (url, answer.status_code, param_of(answer)) == (url, 400, "mood")
     assert found > 8
     answer = await server.http.post("/v1/completions", content=bom + b'{"prompt": "hi"}')
     assert answer.status_code == 200
