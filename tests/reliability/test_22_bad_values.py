@@ -36,7 +36,7 @@ NUMBERS = (
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
     *("presence_penalty", "frequency_penalty", "seed", "n", "typical_p", "top_n_sigma"),
     *("xtc_probability", "xtc_threshold", "dry_multiplier", "dry_base"),
-    *("dry_allowed_length", "dry_penalty_last_n"),
+    *("dry_allowed_length", "dry_penalty_last_n", "repeat_last_n"),
     *("logprobs", "top_logprobs", "prompt_logprobs"),
 )
 INTEGERS = ("max_tokens", "top_k", "seed", "n", "logprobs", "top_logprobs", "prompt_logprobs")
@@ -77,6 +77,7 @@ RANGES = {
     "dry_base": ("0", "101"),
     "dry_allowed_length": ("0", "257"),
     "dry_penalty_last_n": ("-2", "9999999999"),
+    "repeat_last_n": ("-2", "9999999999"),
     "dry_sequence_breakers": ('"a"', "1", '[""]', "[1]"),
     "logit_bias": (
         *("[]", "1", '"a"', '{"a": 1}', '{"-1": 1}', '{"257": 1}', '{"1": 101}', '{"1": -101}'),

@@ -67,7 +67,7 @@ async def test_foreign_origin_is_403_on_all_that_changes_state(server: Running) 
                 method, path, headers=headers(server, origin), json={"prompt": "hi"}
             )
             assert answer.status_code == 403, (method, path, origin)
-            assert answer.json()["error"]["code"] == "foreign_origin"
+            assert b"foreign_origin" in answer.content
             assert "access-control-allow-origin" not in answer.headers
     stats = await server.stats()
     assert (stats.num_sessions, stats.prompt_tokens_total) == (0, 0)
