@@ -52,6 +52,7 @@ FREE_TEXT = {
     *("context", "continuation", "continuations", "annotations", "metadata", "obfuscation"),
     *("chat_template_kwargs", "parameters", "schema", "logprobs", "message"),
     *("system", "stop_sequences", "thinking"),
+    *("dry_sequence_breakers", "input_prefix", "input_suffix"),
 }
 
 

@@ -85,11 +85,11 @@ async def test_other_requests_are_answered_while_a_large_body_is_parsed(
     answered, parsers = threading.Event(), []
     parsed = parse._parsed
 
-    def waiting(validate: Any, body: bytes, max_ids: int) -> Any:
+    def waiting(validate: Any, body: bytes, *others: Any) -> Any:
         parsers.append(threading.current_thread())
         if len(body) > parse.MAX_INLINE_BYTES:
             assert answered.wait(30)
-        return parsed(validate, body, max_ids)
+        return parsed(validate, body, *others)
 
     monkeypatch.setattr(parse, "_parsed", waiting)
     content = [{}] * 4000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints
+from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from server.api.chat.messages import MAX_CALLS, MAX_MESSAGES, NO_MEDIA, FunctionName, Name, Tools
@@ -172,6 +172,6 @@ class ShowBody(Wire):
 class PullBody(History):
     """`POST /api/pull`, and the other routes that change which models there are."""
 
-    model: Annotated[str, StringConstraints(max_length=1024)] | None = None
-    name: Annotated[str, StringConstraints(max_length=1024)] | None = None
+    model: ModelName | None = None
+    name: ModelName | None = None
     stream: bool | None = None

@@ -42,6 +42,19 @@ class Tokenized(TypedDict):
     token_strs: list[str] | None
 
 
+class TokenPiece(TypedDict):
+    """A token and its text; bytes that are no text are numbers."""
+
+    id: int
+    piece: str | list[int]
+
+
+class TokensAlone(TypedDict):
+    """What ``content`` is, as llama.cpp's clients ask for it."""
+
+    tokens: list[int] | list[TokenPiece]
+
+
 class Detokenized(TypedDict):
     """The text of token ids, by vLLM's name and by llama.cpp's."""
 
@@ -67,7 +80,7 @@ class TokenizerInfo(TypedDict):
 
 @router.post(
     "/tokenize",
-    response_model=Tokenized,
+    response_model=Tokenized | TokensAlone,
     responses=ERRORS,
     openapi_extra=body_schema(TokenizeBody),
 )
