@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -156,5 +156,5 @@ class OllamaWriter:
         }
 
 
-def _written(line: Json) -> bytes:
+def _written(line: Mapping[str, object]) -> bytes:
     return orjson.dumps(line) + b"\n"
