@@ -188,6 +188,27 @@ def _messages() -> list[Sent]:
     return [*found, Sent("tools", {"messages": HI, "tools": tools, **few}, 400)]
 
 
+FAKE = "fake"
+
+
+def _ollama_chats() -> list[Sent]:
+    few = {"model": FAKE, "options": {"num_predict": 1}}
+    call = {"function": {"name": "f", "arguments": {}}}
+    several = {
+        "a text": [_said(TEXTS["letters"])],
+        "marks": [_said(TEXTS["marks"])],
+        "many messages": [_said("a")] * 4096,
+        "many calls": [_said("", "assistant", tool_calls=[call] * 128)] * 150,
+        "many results": [
+            _said("", "assistant", tool_calls=[call] * 128),
+            *[_said("a", "tool", tool_name="f")] * 4000,
+        ],
+    }
+    values = {"function": {"name": "f", "arguments": {"a": [0] * (ROOM // 2 - 99)}}}
+    several["many values"] = [*HI, _said("", "assistant", tool_calls=[values])]
+    return [Sent(name, {"messages": turns, **few}, ANY_STATUS) for name, turns in several.items()]
+
+
 #: By method and path; that of a socket is "SOCKET".
 BODIES: dict[str, list[Sent]] = {
     "POST /v1/chat/completions": _chats(),
@@ -212,6 +233,21 @@ BODIES: dict[str, list[Sent]] = {
         Sent("messages", MESSAGES["a text in the arguments behind it"]),
     ],
     "POST /detokenize": [Sent("ids", {"tokens": IDS})],
+    "POST /completion": [*_each_text("prompt", n_predict=1), Sent("ids", {"prompt": IDS, **FEW})],
+    "POST /infill": [UNKNOWN],
+    "POST /apply-template": [Sent("messages", MESSAGES["a text among spaces"], ANY_STATUS)],
+    "POST /api/chat": _ollama_chats(),
+    "POST /api/generate": [
+        *_each_text("prompt", model=FAKE, raw=True, options={"num_predict": 1}),
+        *_each_text("system", model=FAKE, prompt="a", options={"num_predict": 1}),
+    ],
+    "POST /api/embed": [
+        *_each_text("input", model=FAKE),
+        Sent("many texts", {"model": FAKE, "input": ["a" * 500] * 2048}),
+    ],
+    "POST /api/embeddings": _each_text("prompt", model=FAKE),
+    "POST /api/show": [UNKNOWN],
+    **{f"POST /api/{name}": [ANY] for name in ("pull", "create", "copy", "push")},
     "POST /v1/sessions": [UNKNOWN],
     "POST /v1/sessions/import": [ANY],
     "POST /v1/sessions/{session}/append": [*_each_text("text"), Sent("ids", {"tokens": IDS})],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Sequence
@@ -89,8 +90,12 @@ async def infill(request: Request) -> Response:
             "input_suffix", "is not supported: the model's vocabulary has no tokens to fill in"
         )
     before, behind, between = (ids[name] for name in marks)
-    prompt = [before, *encode(body.input_prefix), behind, *encode(body.input_suffix), between]
-    return await _answer(request, service, body, [*prompt, *encode(body.prompt)])
+
+    def filled() -> list[int]:
+        prompt = [before, *encode(body.input_prefix), behind, *encode(body.input_suffix), between]
+        return [*prompt, *encode(body.prompt)]
+
+    return await _answer(request, service, body, await asyncio.to_thread(filled))
 
 
 async def _answer(
