@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import orjson
-from pydantic_core import from_json
 
 from server.api.answers import HEADERS, ended, server_sent
 from server.api.anthropic.errors import anthropic_error
@@ -77,10 +76,8 @@ class MessageWriter:
             blocks.append(self._thinking(thoughts if self._shows_thoughts else "") | _SIGNED)
         if text := self._answer.text:
             blocks.append({"type": "text", "text": text})
-        for call in self._answer.calls:
-            given = _object(call.arguments.getvalue())
-            blocks.append({**_call(call.id, call.name), "input": given})
-        return blocks
+        calls = self._answer.calls
+        return blocks + [{**_call(call.id, call.name), "input": call.given} for call in calls]
 
     # In events
 
@@ -215,12 +212,3 @@ def _event(kind: str, **fields: Any) -> bytes:
 
 def _call(id: str, name: str) -> Json:
     return {"type": "tool_use", "id": f"toolu_{id}", "name": name}
-
-
-def _object(arguments: str) -> Json:
-    """What a call was given; of one that was cut, what there is of it."""
-    try:
-        found = from_json(arguments or "{}", allow_partial="trailing-strings")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -173,7 +173,7 @@ async def ollama_embed(request: Request) -> Response:
                 "model": body.model,
                 "embeddings": [unit_vector(end) for end in ends],
                 "total_duration": nanoseconds(time.monotonic() - begun_s),
-                "load_duration": 1,
+                "load_duration": 0,
                 "prompt_eval_count": sum(end.usage.prompt_tokens for end in ends),
             }
         )

@@ -147,7 +147,7 @@ class OllamaWriter:
             "done": True,
             "done_reason": "length" if end.finish_reason == "length" else "stop",
             "total_duration": nanoseconds(now_s - self._begun_s),
-            "load_duration": 1,
+            "load_duration": 0,
             "prompt_eval_count": end.usage.prompt_tokens,
             "prompt_eval_duration": nanoseconds(first_s - self._begun_s),
             "eval_count": end.usage.completion_tokens,
