@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.decode.peers import NATIVE_PEERS, OURS, TITLES
+from benchmarks.decode.peers import LOWER_LEVEL, NATIVE_PEERS, OURS, TITLES
 from benchmarks.decode.report import MISSING, SHORT, points_of, where
 from benchmarks.process import ROOT
 from benchmarks.report import RESULTS, Figures, markdown, read_result
@@ -74,6 +74,18 @@ def best_table(rows: Sequence[Figures], mode: str, threads: int) -> str:
         body.append([size, str(streams), _best_cell(ours, threads), *cells, ratio])
     head = ["size", "streams", "ours", *(TITLES[name] for name in PEERS)]
     return markdown([*head, "ours / best peer"], body)
+
+
+def amx_table(rows: Sequence[Figures]) -> str:
+    """`gated` with AMX, and without."""
+    body = []
+    for row in rows:
+        what = "prompt of 512" if row["mode"] == "prefill" else f"streams: {row['streams']}"
+        rates = [row["contenders"][name]["tokens_per_s"] for name in (OURS[0], LOWER_LEVEL)]
+        cells = [f"{rate:,.0f}" for rate in rates]
+        ratio = f"**{rates[0] / rates[1]:.2f}**"
+        body.append([row["size"], SHORT[row["dtype"]], what, *cells, ratio])
+    return markdown(["size", "weights", "", "with AMX", "without", "with / without"], body)
 
 
 def roofline_table(rows: Sequence[Figures]) -> str:
@@ -227,6 +239,7 @@ def tables() -> dict[str, str]:
     return {
         "decoding": best_table(rows, "decode", 2),
         "prefill": best_table(rows, "prefill", 2),
+        "amx": amx_table(read("amx")["rows"]),
         "serve": serve_summary(read("serve")),
         "prompts": prompts_summary(read("sessions_prompts")),
         "capacity": capacity_table(read("capacity")),

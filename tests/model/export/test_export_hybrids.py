@@ -71,6 +71,7 @@ def test_what_is_written_is_read_back_as_the_same(tmp_path: Path, name: str, kin
 
 @pytest.mark.parametrize("name", [*HYBRIDS, PURE])
 def test_transformers_reads_the_folder_and_agrees(tmp_path: Path, name: str) -> None:
+    """By the largest logit: float32 alone moves transformers' by 2e-4 where that is 3."""
     source = checkpoint(name)
     theirs = AutoModelForCausalLM.from_pretrained(written(source, tmp_path, "hf"))
     family = "qwen3_5_text" if name == PURE else HYBRIDS[name].family
@@ -78,7 +79,9 @@ def test_transformers_reads_the_folder_and_agrees(tmp_path: Path, name: str) -> 
     ids = torch.arange(2, 60)[None]
     with torch.no_grad():
         wanted = theirs(ids).logits
-    torch.testing.assert_close(source.model.parallel(ids), wanted, rtol=1e-4, atol=1e-4)
+    scale = wanted.abs().max()
+    found = source.model.parallel(ids)
+    torch.testing.assert_close(found / scale, wanted / scale, rtol=0, atol=1e-4)
 
 
 @pytest.mark.package

@@ -87,8 +87,8 @@ inline void matmul_task(
     const bool tall = updated || rows > most.flat || vectors == TALL_NV;
     const ptrdiff_t distance = (ahead - panel) * ptrdiff_t(w.panel_bytes);
     const int width = tall ? TALL_NV : NV;
-    const TileHeights heights(
-        rows, tall ? most.tall : most.flat, multiplies_by_amx(w.precision, rows));
+    const bool by_amx = multiplies_by_amx(w.precision, rows);
+    const TileHeights heights(rows, tall ? most.tall : most.flat, by_amx);
     const int blocks = heights.tiles, parts = blocks * (vectors / width);
     Multiplier multiplier(w, x, rows);
     const int prefetches = w.k_padded / weights_of_prefetch(w.precision);
@@ -96,9 +96,11 @@ inline void matmul_task(
         const int b = part % blocks, j = part / blocks * width;
         const int begin = heights.begin(b), end = heights.end(b);
         const auto along = updates.before_tile(part, parts, prefetches / blocks);
-        // A single tile is over before the next panel is needed: it looks ahead in its own.
-        const Prefetch next = parts == 1 ? Prefetch{along, near_of(w.precision), 1, 0}
-                                         : Prefetch{along, distance, blocks, b};
+        // A single tile is over before the next panel is needed: it looks ahead in its own. One of AMX
+        // takes as much of that at once as would be asked for.
+        const bool is_near = parts == 1 && !by_amx;
+        const Prefetch next = is_near ? Prefetch{along, near_of(w.precision), 1, 0}
+                                      : Prefetch{along, distance, blocks, b};
         multiplier.multiply(
             row + begin, end - begin, panel, j, width, next, products + begin * PANEL);
         updates.after_tile();

@@ -21,12 +21,12 @@ constexpr int PANEL = NV * F::W, PART = TALL_NV * F::W;
 #define EVERSTREAM_AMX 0
 #endif
 
-// Whether AMX multiplies a product of so many rows. Fewer of int8 take less time by dot products, which
-// give the same bits.
-constexpr int AMX_ROWS = 16, MIN_AMX_INT8_ROWS = FLAT_ROWS + 1;
+// Whether AMX multiplies a product of so many rows. Fewer wait for memory, and vectors, which give the same
+// bits, wait less.
+constexpr int AMX_ROWS = 16, MIN_AMX_INT8_ROWS = 2 * AMX_ROWS, MIN_AMX_BF16_ROWS = 3;
 constexpr bool multiplies_by_amx(Precision p, int rows) {
-    return EVERSTREAM_AMX &&
-           (p == Precision::bfloat16 || (p == Precision::int8 && rows >= MIN_AMX_INT8_ROWS));
+    return EVERSTREAM_AMX && ((p == Precision::bfloat16 && rows >= MIN_AMX_BF16_ROWS) ||
+                              (p == Precision::int8 && rows >= MIN_AMX_INT8_ROWS));
 }
 
 // How the rows of a task are divided into tiles. Those of AMX are equally high, since its shapes cost as

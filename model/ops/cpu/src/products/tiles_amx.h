@@ -3,7 +3,8 @@
 //
 // int8: the sums are exact, so they are those of the dot products. bfloat16: the unit adds the products
 // of 16 even inputs in order, those of the odd ones between them likewise, then both sums to the output,
-// whatever the number of rows (Intel's Software Developer's Manual, TDPBF16PS).
+// and takes what is below 2^-126 for zero (Intel's Software Developer's Manual, TDPBF16PS). Vectors add
+// few rows in the same way.
 #pragma once
 
 #include "products/tiles_int8.h"
@@ -18,6 +19,40 @@ constexpr int AMX_WORDS = 16;
 // What has been written to memory is there when the unit reads it. GCC's intrinsics do not say that they
 // read memory, or only eight bytes of it.
 inline void all_written(const void* at) { asm volatile("" ::"r"(at) : "memory"); }
+
+inline F from_bf16(uint16_t bits) {
+    return {_mm512_castsi512_ps(_mm512_set1_epi32(int(uint32_t(bits) << 16)))};
+}
+
+// Products of bfloat16 by vectors, with the bits of the unit where numbers below 2^-126 are zero.
+template <int MR, int N, class Prefetch>
+__attribute__((noinline)) void tile_as_amx(
+    const uint16_t* x, int stride, const uint16_t* w, size_t parts, int k, Prefetch ahead, float* tmp) {
+    F acc[MR][N];
+    for (int r = 0; r < MR; r++)
+        for (int j = 0; j < N; j++) acc[r][j] = F::set(0.0f);
+    for (int begin = 0; begin < k; begin += 2 * AMX_WORDS) {
+        const int end = k - begin < 2 * AMX_WORDS ? k : begin + 2 * AMX_WORDS;
+        F even[MR][N], odd[MR][N];
+        for (int r = 0; r < MR; r++)
+            for (int j = 0; j < N; j++) even[r][j] = odd[r][j] = F::set(0.0f);
+        for (int i = begin; i < end; i += 2, w += 2 * PART) {
+            ahead.template prefetch<N>(w, parts);
+            for (int j = 0; j < N; j++) {
+                const F w_even = F::even(vector_at(w, parts, j)), w_odd = F::odd(vector_at(w, parts, j));
+                for (int r = 0; r < MR; r++) {
+                    const uint16_t* at = x + size_t(r) * stride + i;
+                    even[r][j] = fma(from_bf16(at[0]), w_even, even[r][j]);
+                    odd[r][j] = fma(from_bf16(at[1]), w_odd, odd[r][j]);
+                }
+            }
+        }
+        for (int r = 0; r < MR; r++)
+            for (int j = 0; j < N; j++) acc[r][j] = acc[r][j] + (even[r][j] + odd[r][j]);
+    }
+    for (int r = 0; r < MR; r++)
+        for (int j = 0; j < N; j++) acc[r][j].store(tmp + r * PANEL + j * F::W);
+}
 
 // The shapes of the eight registers.
 struct alignas(64) AmxShapes {

@@ -58,7 +58,7 @@ inline void tile_bf16(
         for (int j = 0; j < N; j++) acc[r][j].store(tmp + r * PANEL + j * F::W);
 }
 
-#if EVERSTREAM_DOT
+#if EVERSTREAM_DOT && !EVERSTREAM_AMX
 template <int MR, int N, class Prefetch>
 inline void tile_dot(
     const uint16_t* x, int stride, const uint16_t* w, size_t parts, int k, Prefetch ahead,
@@ -116,7 +116,16 @@ inline void tile(
             break;
         case Precision::bfloat16: {
             const uint16_t* weights = (const uint16_t*)w.data + begin;
-#if EVERSTREAM_DOT
+#if EVERSTREAM_AMX
+            if constexpr (MR < MIN_AMX_BF16_ROWS) {
+                const uint16_t* half = x.half + size_t(row) * x.stride;
+                constexpr unsigned ZERO = 0x8040;  // of inputs and results
+                const unsigned before = _mm_getcsr();
+                _mm_setcsr(before | ZERO);
+                tile_as_amx<MR, N>(half, x.stride, weights, parts, w.k, ahead, tmp);
+                _mm_setcsr(before);
+            }
+#elif EVERSTREAM_DOT
             const uint16_t* half = x.half + size_t(row) * x.stride;
             tile_dot<MR, N>(half, x.stride, weights, parts, w.k, ahead, tmp);
 #else
