@@ -194,6 +194,24 @@ def test_sampled_tokens_do_not_depend_on_the_batch() -> None:
         assert runtime.run(runtime.empty_pool(1), [0], [0], [text], [draw]) == [token]
 
 
+@pytest.mark.parametrize("scale", [1e-39, 3e-38])
+@pytest.mark.parametrize("level", levels())
+def test_subnormal_numbers_have_the_same_bits_in_few_rows_and_in_many(
+    level: str, scale: float
+) -> None:
+    """Units that take these for zero multiply some numbers of rows, and vectors others."""
+    config, weights = small_model("gated")
+    norm = {"norm.weight": weights["norm.weight"] * np.float32(scale)}
+    runtime = Runtime(config, {**weights, **norm}, "bfloat16", 1, level)
+    tokens, slots = random_tokens(config, 20), [*range(20)]
+    rows = {}
+    for num in (1, 2, 3, 20):
+        pool, draw = runtime.empty_pool(20), runtime.draw(temperature=0.0)
+        runtime.run(pool, slots[:num], [0] * num, [[t] for t in tokens[:num]], [draw] * num)
+        rows[num] = [row.tobytes() for row in runtime.logits()]
+    assert all(found == rows[20][:num] for num, found in rows.items())
+
+
 @pytest.mark.parametrize("level", [level for level in levels() if level != "v2"])
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_levels_with_a_fused_multiply_add_agree(name: str, dtype: str, level: str) -> None:
