@@ -78,7 +78,7 @@ async def test_hostile_json_is_a_400(body: bytes, param: str | None) -> None:
 async def test_key_that_comes_twice_counts_once() -> None:
     """RFC 8259 leaves it open; here the last one counts, and both are checked as one."""
     async with watched() as (server, _):
-        body = b'{"prompt": "x", "max_tokens": 1, "max_tokens": -1}'
+        body = b'{"prompt": "x", "max_tokens": 1, "max_tokens": -2}'
         answer = await server.http.post("/v1/completions", content=body)
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "max_tokens"
