@@ -39,7 +39,7 @@ class LlamaWriter:
         self._service, self._request, self._clock = service, request, clock
         self._stops, self._shows_ids = StopFinder(stops, service.tokenizer), token_ids
         self._text, self._ids = StringIO(), list[int]()
-        self._num_predicted = 0
+        self._num_predicted, self._has_new_line = 0, False
         self._begun_s, self._first_s = clock(), 0.0
         self._last: Event | None = None
 
@@ -98,6 +98,7 @@ class LlamaWriter:
         if not self._first_s:
             self._first_s = self._clock()
         self._num_predicted += 1
+        self._has_new_line |= "\n" in event.text
         self._stops.add(event)
         if self._shows_ids:
             self._ids.append(event.token_id)
@@ -121,7 +122,7 @@ class LlamaWriter:
             "tokens_evaluated": usage.prompt_tokens,
             "tokens_cached": usage.cached_tokens,
             "generation_settings": settings,
-            "has_new_line": "\n" in text,
+            "has_new_line": self._has_new_line or "\n" in end.text,
             "truncated": False,
             "stop_type": stop_type,
             "stopping_word": word or "",

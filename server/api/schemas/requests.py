@@ -236,8 +236,9 @@ Breakers = Annotated[
 
 def _whole(value: object) -> object:
     """Some languages write 40 as 40.0."""
-    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
-    return int(value) if is_whole else value  # type: ignore[call-overload]
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    return value
 
 
 _WHOLE = BeforeValidator(_whole)

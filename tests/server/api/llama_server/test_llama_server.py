@@ -59,6 +59,16 @@ async def test_events_are_the_whole_answer(server: Running) -> None:
     assert bytes(whole["tokens"]).decode(errors="replace") == whole["content"]
 
 
+@pytest.mark.parametrize("story", [b"one\ntwo", b"one two"])
+async def test_new_line_is_told_of_a_stream_as_of_a_whole_answer(story: bytes) -> None:
+    async with running(FakeEngine(story=[*story])) as server:
+        whole = await completion(server, **FEW)
+        answer = await server.http.post("/completion", json=FEW | {"stream": True})
+    *_, last = [event.value for event in sse.events_of(answer.content)]
+    assert whole["has_new_line"] is last["has_new_line"] is ("\n" in whole["content"])
+    assert whole["has_new_line"] is (b"\n" in story)
+
+
 async def test_prompt_may_be_token_ids_and_may_only_be_read(server: Running) -> None:
     as_ids = await completion(server, **FEW | {"prompt": [*b"hi"]})
     assert as_ids["content"] == (await completion(server, **FEW))["content"]

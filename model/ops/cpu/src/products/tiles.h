@@ -144,8 +144,9 @@ public:
     Multiplier(const Multiplier&) = delete;
 
     // `tmp` [rows][PANEL] = x w for `rows` rows from `row` on, and `vectors` (TALL_NV or NV) vectors of
-    // outputs of `panel` from vector j on. At most as many rows as `tile_rows` says; for AMX always so
-    // many, and as many vectors. Compiled in tiles_kernels.cpp, and not with every family.
+    // outputs of `panel` from vector j on. At most as many rows as `tile_rows` says; by AMX the same
+    // number in every call, for which its shapes are set once. Compiled in tiles_kernels.cpp, and not
+    // with every family.
     template <class Prefetch>
     void multiply(int row, int rows, int panel, int j, int vectors, Prefetch ahead, float* tmp);
 
