@@ -77,7 +77,7 @@ class LlamaCpp:
         self._check_memory(size, point)
         file_type = self._choose_file(point)
         best, variant = 0.0, Variant("", "", 0)
-        for flash in ["off"] if self._recurrent else list(FLASH):
+        for flash in self.flash_choices(point):
             session = self._start(point, file_type, flash)
             rate, threads = self._choose_threads(session)
             if rate <= best:
@@ -110,6 +110,10 @@ class LlamaCpp:
     def tensors(self, size: Size) -> Shapes:
         """The model's tensors by name."""
         return peer_tensors(size, self._architecture)
+
+    def flash_choices(self, point: Point) -> list[str]:
+        """Of `FLASH`, what is tried: the fastest one is taken."""
+        return ["off"] if self._recurrent else list(FLASH)
 
     def position_bytes(self, size: Size) -> int:
         """What a position takes in the cache."""

@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.decode.peers import OURS, TITLES, Measured, Opened, Point, Unavailable
+from benchmarks.decode.peers import OURS, TITLES, Contender, Measured, Opened, Point, Unavailable
 from benchmarks.decode.roofline import Limit, Rates, bandwidth
-from benchmarks.decode.worker import Worker
 from benchmarks.report import Figures, markdown, read_result
 
 MISSING = "-"
@@ -144,7 +143,7 @@ def _rate(row: Figures, name: str) -> str:
 
 
 def measure(
-    point: Point, workers: Mapping[str, Worker], rates: Rates, num_rounds: int, seconds: float
+    point: Point, workers: Mapping[str, Contender], rates: Rates, num_rounds: int, seconds: float
 ) -> Row:
     """Opens all, then runs them in turns; the bandwidth is measured before each."""
     row = Row(point)
@@ -157,5 +156,9 @@ def measure(
         for name in list(row.turns) if number % 2 == 0 else list(reversed(row.turns)):
             turns = row.turns[name]
             turns.bandwidths.append(bandwidth(turns.opened.cost.num_bytes, point.threads))
-            turns.rounds.append(workers[name].run(seconds))
+            try:
+                turns.rounds.append(workers[name].run(seconds))
+            except Unavailable as reason:
+                row.skipped[name] = str(reason)
+                del row.turns[name]
     return row

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from importlib import import_module
@@ -22,8 +23,9 @@ from benchmarks.process import MAX_LOG_CHARS, ROOT, Process
 
 
 def make(name: str, models: Path) -> Contender:
-    """The contender called ``name``, or MODULE:CLASS; its models lie in the folder ``models``."""
-    module, kind, arguments = (*name.split(":"), ()) if ":" in name else CONTENDERS[name]
+    """The contender called ``name``, or MODULE:CLASS[:ARGUMENT]; its models lie in ``models``."""
+    named = name.split(":")
+    module, kind, arguments = (*named[:2], named[2:]) if named[1:] else CONTENDERS[name]
     contender: Contender = getattr(import_module(module), kind)(models, *arguments)
     return contender
 
@@ -48,12 +50,19 @@ def _answer(contender: Contender, request: dict[str, Any]) -> dict[str, Any]:
 
 
 class Worker(Process):
-    """A `Contender` in a process that has ``threads`` threads."""
+    """A `Contender` in a process that has ``threads`` threads, of the interpreter ``python``."""
 
-    def __init__(self, name: str, models: Path, threads: int) -> None:
-        command = [sys.executable, "-m", "benchmarks.decode.worker", name, str(models)]
-        environment = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
-        super().__init__(command, environment)
+    def __init__(
+        self,
+        name: str,
+        models: Path,
+        threads: int,
+        python: Path = Path(sys.executable),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        command = [str(python), "-m", "benchmarks.decode.worker", name, str(models)]
+        own = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
+        super().__init__(command, {**own, **(environment or {})})
         self._name = name
 
     def open(self, point: Point) -> Opened:

