@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.convert.match import attentions, match_layers
-from model.convert.swap import copy_shared, target_config
+from model.convert.convert import attentions, copy_shared, match_layers, target_config
 from model.lm import LanguageModel
 from model.training.config import TrainConfig
 from model.training.errors import TrainingError
