@@ -36,8 +36,8 @@ from model.config import ModelConfig
 from model.families.llama.config import LlamaConfig
 from model.files import ConfigError
 from model.lm import LanguageModel
+from model.training import TrainingError
 from model.training.config import TrainConfig
-from model.training.errors import TrainingError
 from model.training.evaluate import evaluate
 from model.training.loop import VALID_BYTES, Run
 from model.training.optimizer import learning_rate_factor, make_optimizers, prepare_step
@@ -285,6 +285,11 @@ def match_layers(
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> list[list[float]]:
     """Trains the attention of ``new``, in place, on ``num_steps`` batches of tokens [B, T].
+
+    Each layer learns to give what the old one gave for the same input. The layers are independent:
+    all see the old model's activations, so errors do not add up over the depth, and only the
+    attention's parameters train. The loss of a layer is relative, ``|new - old|^2 / |old|^2`` over
+    a batch, which weighs layers alike for outputs of any size.
 
     Both models compute under ``autocast``. Returns the relative error of each layer at each
     step, before its update. Raises `TrainingError`, the weights untouched by that step, where

@@ -67,8 +67,8 @@ from model.convert.linearize.train import (
 from model.evaluation import DataError, Half
 from model.files import ConfigError, read_json
 from model.native.runtime import built, num_cores, why_not_built
+from model.training import TrainingError
 from model.training.data import Source as DataSource
-from model.training.errors import TrainingError
 from model.training.loop import autocast_dtype, device_of
 
 #: Ids that the loss of distillation is over.

@@ -24,8 +24,7 @@ from model.convert.linearize.plan import LlamaShape
 from model.families.llama.config import LlamaConfig
 from model.files import ConfigError
 from model.hub.base import file_digest
-from model.ops.fused.norm import rms_norm
-from model.ops.fused.swiglu import swiglu
+from model.ops.fused import rms_norm, swiglu
 from model.tokenizer import Tokenizer
 
 

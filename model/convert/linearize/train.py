@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from model.convert.linearize.sequences import Sequences
 from model.convert.linearize.source import full_attention, merged, rotated
 from model.convert.linearize.student import Student
-from model.training.errors import TrainingError
+from model.training import TrainingError
 from model.training.resume import load_progress, write_progress
 
 # -------------------------------------------------------------------------------------------------

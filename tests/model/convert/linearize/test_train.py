@@ -21,7 +21,7 @@ from model.convert.linearize.train import (
     Trainer,
     divergence,
 )
-from model.training.errors import TrainingError
+from model.training import TrainingError
 from tests.model.convert.linearize.tiny import PLAN, SHAPE, tiny_llama, tiny_tokenizer
 
 OPTIONS = Options(
