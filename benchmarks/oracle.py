@@ -29,7 +29,7 @@ from benchmarks.round_trip.__main__ import same
 from model.bundled_models import bundled_models
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.convert.linearize.chats import CHAT_ML, encode
-from model.export.llama_gguf import write_gguf
+from model.export.llama import write_gguf
 from model.hub.base import base_of
 from model.native.runtime import Runtime
 from model.tokenizer import Tokenizer

@@ -34,7 +34,7 @@ from benchmarks.process import ROOT
 from benchmarks.report import RESULTS, Figures, Result, command_line
 from model.config import ModelConfig
 from model.memory import keep_freed_memory
-from model.ops.fused.native import without_kernels
+from model.ops.fused import without_kernels
 from model.tokenizer import Tokenizer, train_tokenizer
 from model.training.config import TrainConfig
 from model.training.data import Source

@@ -7,8 +7,7 @@ from torch.nn import functional as F
 
 from model.attention.base import Losses, State, mechanism
 from model.config import ModelConfig
-from model.ops.fused.norm import RMSNorm, add_rms_norm
-from model.ops.fused.swiglu import swiglu
+from model.ops.fused import RMSNorm, add_rms_norm, swiglu
 from model.ops.linear import FusedLinear
 
 

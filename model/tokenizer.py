@@ -18,7 +18,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from model.files import read_file, read_text
 from model.tokenization import library, world
-from model.tokenization import sentencepiece_file as spm
+from model.tokenization import sentencepiece as spm
 from model.tokenization.base import END_OF_TEXT, MAX_NODES, MAX_TOKEN_BYTES, Codec, TokenizerError
 from model.tokenization.ends import Ends, read_ends
 from model.tokenization.library import LibraryCodec

@@ -1,9 +1,9 @@
-"""Server processes without the second of a core that the imports of a server take.
+"""Processes of ours without the seconds of a core that the imports of a server, or torch, take.
 
-A process that has imported them forks once for each server: `Forked` is used as
-`subprocess.Popen` is. What is forked is a process like any other, with its own pid,
-memory, environment and descriptors; it then runs its module as ``python -m`` does.
-Only ``/proc/PID/cmdline`` tells the difference.
+A process that has imported them forks once for each one: `Forked` is used as
+`subprocess.Popen` is, and `run` as `subprocess.run`. What is forked is a process like any
+other, with its own pid, memory, environment and descriptors; it then runs its module as
+``python -m`` does. Only ``/proc/PID/cmdline`` tells the difference.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -36,13 +37,20 @@ IMPORTED = (
     "server.cli.serve",
     "server.cluster.shared",
     "server.http.server",
-    "server.http.server",
-    "server.models.build",
     "server.models.build",
     "server.observability.tracing",
     "tests.fakes",
     "tests.server.one_model",
     "uvicorn.lifespan.on",
+)
+
+#: What commands have imported besides when they compute on torch. No command of the hub has: its
+#: library reads the environment when it is imported.
+OF_TORCH = (
+    "model.convert.convert",
+    "model.export.rwkv7",
+    "model.training.loop",
+    "torch._dynamo",  # which every optimizer imports
 )
 
 CLONE_NEWNET = 0x40000000
@@ -51,9 +59,9 @@ MOST_BYTES = 1 << 20
 
 
 class Forked:
-    """``python -m MODULE ARGUMENTS`` in the root of the repository.
+    """``python -m MODULE ARGUMENTS`` in ``folder``, by default the root of the repository.
 
-    With ``network`` it runs in that network namespace.
+    With ``network`` it runs in that network namespace. ``has_torch``: torch is imported already.
     """
 
     def __init__(
@@ -63,14 +71,18 @@ class Forked:
         env: Mapping[str, str],
         stderr: IO[bytes],
         network: str | None = None,
+        folder: Path = ROOT,
+        has_torch: bool = False,
     ) -> None:
         self.command = [module, *arguments]
-        sys.audit("subprocess.Popen", sys.executable, self.command, ROOT, env)
+        sys.audit("subprocess.Popen", sys.executable, self.command, folder, env)
         started = {"command": self.command, "env": dict(env), "network": network}
+        started["folder"] = str(folder)
+        self._forker = _forker(has_torch)
         read, written = os.pipe()
         self.stdout = open(read, "rb")  # noqa: SIM115 - its user closes it, as with Popen
         try:
-            self.pid: int = _forker().ask(started, written, stderr.fileno())
+            self.pid: int = self._forker.ask(started, written, stderr.fileno())
         finally:
             os.close(written)
         self.returncode: int | None = None
@@ -107,21 +119,35 @@ class Forked:
                 return False
             with self._reaps:  # another thread may wait for it as well
                 if self.returncode is None:
-                    status = _forker().ask({"ended": self.pid})
+                    status = self._forker.ask({"ended": self.pid})
                     self.returncode = os.waitstatus_to_exitcode(status)
         return True
+
+
+def run(
+    module: str, arguments: Sequence[str], env: Mapping[str, str], folder: Path
+) -> subprocess.CompletedProcess[str]:
+    """``python -m MODULE ARGUMENTS`` in ``folder``, torch imported, to its end."""
+    with tempfile.TemporaryFile() as stderr:
+        process = Forked(module, arguments, env, stderr, folder=folder, has_torch=True)
+        with process.stdout:
+            written = process.stdout.read().decode()
+        code = process.wait()
+        stderr.seek(0)
+        return subprocess.CompletedProcess(process.command, code, written, stderr.read().decode())
 
 
 class Forker:
     """The process that forks. It ends with the one that started it."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_torch: bool) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._asks = threading.Lock()
         self._num_asked = 0
         # The libraries of numpy would start threads, of which a fork has none.
         env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "tests.forking", str(theirs.fileno())]
+        command += OF_TORCH if has_torch else ()
         with theirs:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, env=env, pass_fds=[theirs.fileno()], stdout=subprocess.DEVNULL
@@ -149,14 +175,14 @@ class Forker:
 _starts = threading.Lock()
 
 
-def _forker() -> Forker:
+def _forker(has_torch: bool) -> Forker:
     with _starts:
-        return _started()
+        return _started(has_torch)
 
 
 @cache
-def _started() -> Forker:
-    forker = Forker()
+def _started(has_torch: bool) -> Forker:
+    forker = Forker(has_torch)
     atexit.register(forker.close)
     return forker
 
@@ -164,7 +190,7 @@ def _started() -> Forker:
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     gc.disable()
-    for module in IMPORTED:
+    for module in (*IMPORTED, *sys.argv[2:]):
         import_module(module)
     assert len(os.listdir("/proc/self/task")) == 1
     gc.freeze()
@@ -191,7 +217,13 @@ def main() -> None:
 
 
 def become(
-    stdout: int, stderr: int, *, command: Sequence[str], env: Mapping[str, str], network: str | None
+    stdout: int,
+    stderr: int,
+    *,
+    command: Sequence[str],
+    env: Mapping[str, str],
+    network: str | None,
+    folder: str,
 ) -> None:
     """Runs ``command``: a module and its arguments."""
     for target, descriptor in ((1, stdout), (2, stderr)):
@@ -199,6 +231,7 @@ def become(
         os.close(descriptor)
     if network is not None:
         enter(Path("/run/netns") / network)
+    os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
     gc.enable()

@@ -46,7 +46,6 @@ SAME = {
     "server": "the process: its socket, and the routes about it",
     "sessions": "kept sessions",
     "store": "a store of kept sessions",
-    "translate": "from a dialect's body to the one form of a chat",
     "writer": "what writes the answer to a chat",
 }
 

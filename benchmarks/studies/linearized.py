@@ -8,7 +8,7 @@ window of exact softmax, in all layers alike. A far part gets a share s of each 
     o = (1 - s) o_near + s o_far,   s = sigmoid(x w + b)   of each head, w 0 and b `FAR_LOGIT` first
 
 All rows read the same tokens twice: first each layer learns to give what the source's attention
-gives (`model.convert.linearize.match`), then all learn to name the next token. Trained are updates
+gives (`model.convert.convert`), then all learn to name the next token. Trained are updates
 of low rank of q, k, v and the output, and all that the mechanism has of its own. Mechanisms stand
 without the convolution and the gate that a new model would have: they begin as noise, and what the
 source knows would not pass. Their norms begin at the size of the source's outputs, and codewords
@@ -36,10 +36,16 @@ from model.attention.base import mechanism
 from model.attention.heads import HeadsAttention
 from model.attention.soft_vq import SoftVqAttention
 from model.attention.vq import VqAttention
-from model.convert.linearize import measure
-from model.convert.linearize.network import Llama, full_attention, merged, rotated
 from model.convert.linearize.plan import Plan, state_bytes, window_plan
-from model.convert.linearize.source import Source, read_source
+from model.convert.linearize.report import Hidden, bits_per_byte, half_ids, samples, token_bytes
+from model.convert.linearize.source import (
+    Llama,
+    Source,
+    full_attention,
+    merged,
+    read_source,
+    rotated,
+)
 from model.convert.linearize.student import LowRank, Student
 from model.convert.linearize.train import divergence
 from model.evaluation import documents
@@ -103,11 +109,11 @@ class Work:
     valid: dict[str, Tensor]
     num_bytes: Tensor
 
-    def bits(self, hidden: measure.Hidden) -> dict[str, float]:
+    def bits(self, hidden: Hidden) -> dict[str, float]:
         """Bits per byte of each text."""
         head = self.source.model.head
         return {
-            name: measure.bits_per_byte(hidden, head, ids, self.num_bytes).all
+            name: bits_per_byte(hidden, head, ids, self.num_bytes).all
             for name, ids in self.valid.items()
         }
 
@@ -412,7 +418,7 @@ def pieces(path: Path, tokenizer: Tokenizer, count: int, num_tokens: int) -> Ten
         ids += tokenizer.encode(text[:20_000])
         if len(ids) > 4 * count * num_tokens:
             break
-    return measure.samples(torch.tensor(ids), count, num_tokens)
+    return samples(torch.tensor(ids), count, num_tokens)
 
 
 def read_work(options: argparse.Namespace) -> Work:
@@ -426,13 +432,13 @@ def read_work(options: argparse.Namespace) -> Work:
         return mixed[:: len(each)] if len(each) == 1 else mixed[:steps]
 
     valid = {
-        path.name: measure.samples(
-            measure.half_ids(path, tokenizer, "second"), options.pieces, options.valid_length
+        path.name: samples(
+            half_ids(path, tokenizer, "second"), options.pieces, options.valid_length
         )
         for path in options.valid
     }
     texts = training(options.match_steps, 0), training(options.tune_steps, 1)
-    return Work(source, *texts, valid, measure.token_bytes(tokenizer))
+    return Work(source, *texts, valid, token_bytes(tokenizer))
 
 
 def rows() -> list[tuple[str, str]]:

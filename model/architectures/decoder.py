@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from model.architectures.config import Config
 from model.architectures.network import Losses, ModelState, Network, State
-from model.ops.fused.norm import RMSNorm
+from model.ops.fused import RMSNorm
 
 
 class Mixer(nn.Module, ABC):

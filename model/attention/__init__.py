@@ -11,13 +11,13 @@ from model.files import ConfigError
 
 #: name -> (spec, module, class). The module is imported when asked for.
 MECHANISMS: dict[str, tuple[Spec, str, str]] = {
-    "elu": (specs.LINEAR, "model.attention.elu", "EluAttention"),
-    "relu": (specs.LINEAR, "model.attention.relu", "ReluAttention"),
-    "softmax_map": (specs.LINEAR, "model.attention.softmax_map", "SoftmaxMapAttention"),
+    "elu": (specs.LINEAR, "model.attention.linear", "EluAttention"),
+    "relu": (specs.LINEAR, "model.attention.linear", "ReluAttention"),
+    "softmax_map": (specs.LINEAR, "model.attention.linear", "SoftmaxMapAttention"),
     "efficient": (specs.EFFICIENT, "model.attention.efficient", "EfficientAttention"),
     "cosine": (specs.COSINE, "model.attention.cosine", "CosineAttention"),
     "performer": (specs.PERFORMER, "model.attention.performer", "PerformerAttention"),
-    "rbf": (specs.RBF, "model.attention.rbf", "RbfAttention"),
+    "rbf": (specs.RBF, "model.attention.performer", "RbfAttention"),
     "vq": (specs.VQ, "model.attention.vq", "VqAttention"),
     "soft_vq": (specs.SOFT_VQ, "model.attention.soft_vq", "SoftVqAttention"),
     "cosformer": (specs.COSFORMER, "model.attention.cosformer", "CosformerAttention"),

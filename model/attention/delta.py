@@ -34,8 +34,7 @@ from model.attention.heads import HeadsAttention
 from model.attention.spec import AttentionConfig
 from model.ops.decayed_scores import MIN_LOG_DECAY
 from model.ops.delta import delta_step
-from model.ops.fused.convolution import convolved_silu, unit_heads, unit_length
-from model.ops.fused.delta import packed_delta_chunk
+from model.ops.fused import convolved_silu, packed_delta_chunk, unit_heads, unit_length
 
 
 class DeltaAttention(HeadsAttention):

@@ -5,7 +5,7 @@
     o_t = phi(q_t)^T S_t / phi(q_t)^T z_t
 
 after Katharopoulos et al. 2020 ("Transformers are RNNs", eq. 7-12). Nothing
-decays, so S and z are float64. A mechanism is a feature map; see `elu`.
+decays, so S and z are float64. A mechanism is a feature map.
 
 Option ``denominator`` "tokens" divides by t, the number of tokens so far, instead of by the sum
 of the weights, and z is not kept.
@@ -23,6 +23,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 
 from torch import Tensor
+from torch.nn import functional as F
 
 from model.attention.base import Losses, State
 from model.attention.heads import HeadsAttention, token_positions
@@ -86,3 +87,53 @@ class LinearAttention(HeadsAttention):
             return (positions + 1).unsqueeze(-1).to(q.dtype), {}
         den, z = normalizer(q, k, state["z"])
         return self.denominator(den), {"z": z}
+
+
+class EluAttention(LinearAttention):
+    """Linear Transformer: ``phi(x) = elu(x) + 1`` (Katharopoulos et al. 2020, eq. 7).
+
+        o_t = phi(q_t)^T S_t / (phi(q_t)^T z_t + 1e-6)
+
+    No scaling of q and k, as in the paper. State per layer: S [H, K, V], z [H, K].
+
+    Options: ``denominator``, ``rotary``, ``rope_theta``.
+    """
+
+    def features(self, x: Tensor) -> Tensor:
+        return F.elu(x) + 1.0
+
+    def denominator(self, den: Tensor) -> Tensor:
+        return den + EPSILON
+
+
+class ReluAttention(LinearAttention):
+    """Linear attention with ReLU features.
+
+    After Kasai et al. 2021, "Finetuning Pretrained Transformers into RNNs", eq. 3,
+    without its learned matrix.
+
+        o_t = phi(q_t)^T S_t / max(phi(q_t)^T z_t, 1e-6),   phi(x) = max(x, 0)
+
+    A query whose features are all zero, or meet no key's, reads zero. State per
+    layer: S [H, K, V], z [H, K].
+
+    Options: ``denominator``, ``rotary``, ``rope_theta``.
+    """
+
+    def features(self, x: Tensor) -> Tensor:
+        return F.relu(x)
+
+
+class SoftmaxMapAttention(LinearAttention):
+    """Linear attention whose features are a softmax over the features, of q and of k alike.
+
+        o_t = phi(q_t)^T S_t / max(phi(q_t)^T z_t, 1e-6),   phi(x) = softmax(x)
+
+    A special case of the general form. Not Efficient Attention, whose keys are
+    normalised over positions (see `efficient`). State per layer: S [H, K, V], z [H, K].
+
+    Options: ``denominator``, ``rotary``, ``rope_theta``.
+    """
+
+    def features(self, x: Tensor) -> Tensor:
+        return x.softmax(dim=-1)

@@ -7,9 +7,11 @@ of it, by the grammar that a call is written under, and by what reads calls from
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -108,3 +110,33 @@ def form_in(template: str) -> CallForm | None:
     if _NAME_IN_TAG in template:
         return PARAMETERS if _PARAMETERS.search(template) else None
     return next((form for form in (TAGGED, FENCED) if form.marker in template), None)
+
+
+def written(calls: Iterable[Mapping[str, Any]]) -> str:
+    """``calls``, as templates read them, in one list of Python's syntax (`LISTED`).
+
+    Arguments that are no object stay as text.
+    """
+    each = (_call(call["function"]) for call in calls)
+    return LISTED.opening + LISTED.between.join(each) + LISTED.closing
+
+
+def _call(function: Mapping[str, Any]) -> str:
+    arguments = function["arguments"]
+    if isinstance(arguments, Mapping):
+        arguments = ", ".join(f"{name}={literal(value)}" for name, value in arguments.items())
+    return f"{function['name']}({arguments})"
+
+
+def literal(value: object) -> str:
+    """Python's literal of ``value``, parsed from JSON; a text as JSON has it."""
+    match value:
+        case None | True | False:
+            return repr(value)
+        case dict():
+            pairs = (f"{literal(name)}: {literal(item)}" for name, item in value.items())
+            return f"{{{', '.join(pairs)}}}"
+        case list():
+            return f"[{', '.join(map(literal, value))}]"
+        case _:
+            return json.dumps(value, ensure_ascii=False)

@@ -14,17 +14,15 @@ from model.checkpoint import Checkpoint, CheckpointError
 
 Writer = Callable[[Path, Checkpoint, str], None]
 
-_HYBRID_GGUF = ("model.export.hybrid_gguf", "write_gguf")
-_MAMBA = {
-    "hf": ("model.export.mamba", "write_hf"),
-    "gguf": ("model.export.mamba_gguf", "write_gguf"),
-}
+_HYBRID_GGUF = ("model.export.hybrid", "write_gguf")
+_MAMBA = {"hf": ("model.export.mamba", "write_hf"), "gguf": ("model.export.mamba", "write_gguf")}
+_LLAMA = {"hf": ("model.export.llama", "write_hf"), "gguf": ("model.export.llama", "write_gguf")}
 #: ``attention`` of our config -> kind of file -> (module, function). Imported when asked for.
 WRITERS: dict[str, dict[str, tuple[str, str]]] = {
     "rwkv7": {
         "pth": ("model.export.rwkv7", "write_pth"),
         "hf": ("model.export.rwkv7", "write_hf"),
-        "gguf": ("model.export.rwkv7_gguf", "write_gguf"),
+        "gguf": ("model.export.rwkv7", "write_gguf"),
     },
     "mamba": _MAMBA,
     "mamba2": _MAMBA,
@@ -32,7 +30,7 @@ WRITERS: dict[str, dict[str, tuple[str, str]]] = {
     "lfm2": {"hf": ("model.export.hybrid", "write_lfm2"), "gguf": _HYBRID_GGUF},
     "llama": {
         "hf": ("model.export.llama", "write_hf"),
-        "gguf": ("model.export.llama_gguf", "write_gguf"),
+        "gguf": ("model.export.llama", "write_gguf"),
     },
     "delta": {"hf": ("model.export.gated_deltanet", "write_hf")},
 }

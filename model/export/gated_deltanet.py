@@ -12,7 +12,7 @@ from model.attention import spec_of
 from model.attention.spec import key_dim
 from model.checkpoint import Checkpoint, CheckpointError
 from model.config import ModelConfig
-from model.export.hf_folder import write_folder
+from model.export.published import write_folder
 from model.weights import Array
 
 #: Ours in an attention, and theirs.

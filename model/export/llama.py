@@ -1,20 +1,27 @@
-"""Llama, Qwen2, Qwen3 and SmolLM3 as folders that `transformers` reads."""
+"""Llama, Qwen2, Qwen3 and SmolLM3 as folders that `transformers` reads, and in GGUF.
+
+GGUF has the keys, types and rows of llama.cpp's converter.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gguf import GGUFWriter
 
 from model.checkpoint import Checkpoint, CheckpointError
-from model.export.hf_folder import write_folder
-from model.export.published import published
+from model.export.gguf import Planned, add_dtype, add_sizes, add_vocabulary, write_tensors
+from model.export.published import published, write_folder
 from model.families.llama.config import LlamaConfig
-from model.families.llama.read import FOLDER
+from model.families.llama.gguf import FACTORS, KINDS, unrotated_layers
+from model.families.llama.read import FOLDER, GGUF
 from model.foreign.rotary import SCALINGS, Rotary
+from model.weights import Array
 
 CLASSES = {
     "llama": "LlamaForCausalLM",
@@ -107,3 +114,59 @@ def _scaling(config: LlamaConfig) -> dict[str, Any]:
     if not np.allclose(found, factors, rtol=1e-5, atol=0):
         raise CheckpointError("the rope_factors are those of no scaling that transformers has")
     return {"rope_type": "llama3", **numbers}
+
+
+def write_gguf(path: Path, checkpoint: Checkpoint, dtype: str) -> None:
+    """The file, with the tokenizer and the chat template inside.
+
+    Raises `CheckpointError` or `TokenizerError` where the format has no place for the model.
+    """
+    config = checkpoint.config
+    assert isinstance(config, LlamaConfig), config
+    family = family_of(config)
+    _check(config, family)
+    writer = GGUFWriter(path, family)
+    add_sizes(writer, config)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_dimension_count(config.head_dim)
+    add_dtype(writer, dtype)
+    add_vocabulary(writer, checkpoint)
+    parts, shapes = GGUF.parts_of(config), config.weight_shapes()
+    planned = [Planned(part.keys[0], shapes[ours]) for ours, part in parts.items()]
+    tensors = published(checkpoint.weights, parts)
+    if KINDS[family].in_pairs:
+        tensors = _in_pairs(tensors, config.head_dim)
+    if config.rope_factors:
+        planned.insert(0, Planned(FACTORS, (config.head_dim // 2,)))
+        tensors = _with_factors(tensors, config)
+    write_tensors(writer, planned, tensors, checkpoint, dtype)
+
+
+def _check(config: LlamaConfig, family: str) -> None:
+    """Raises `CheckpointError` for what readers of the family's files do not look for."""
+    if family in ("qwen3", "smollm3") and config.qkv_bias:
+        raise CheckpointError(f"GGUF has no biases of {family}")
+    implied = unrotated_layers(config.num_hidden_layers)
+    if config.unrotated_layers and config.unrotated_layers != implied:
+        raise CheckpointError(
+            f"GGUF implies unrotated_layers {list(implied)}, the model has"
+            f" {list(config.unrotated_layers)}"
+        )
+
+
+def _in_pairs(tensors: Iterator[tuple[str, Array]], head_dim: int) -> Iterator[tuple[str, Array]]:
+    """With the rows of q and k that turn together next to each other."""
+    for key, tensor in tensors:
+        if ".attn_q." in key or ".attn_k." in key:
+            halves = tensor.reshape(-1, 2, head_dim // 2, *tensor.shape[1:])
+            tensor = halves.swapaxes(1, 2).reshape(tensor.shape)
+        yield key, tensor
+
+
+def _with_factors(
+    tensors: Iterator[tuple[str, Array]], config: LlamaConfig
+) -> Iterator[tuple[str, Array]]:
+    yield FACTORS, np.array(config.rope_factors, np.float32)
+    yield from tensors

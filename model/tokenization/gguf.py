@@ -18,8 +18,8 @@ from tokenizers import Tokenizer as Backend
 from model.tokenization.base import Codec, TokenizerError
 from model.tokenization.cuts import CUTS
 from model.tokenization.ends import NO_ENDS, Ends
-from model.tokenization.gguf_sentencepiece import sentencepiece
 from model.tokenization.library import LibraryCodec
+from model.tokenization.sentencepiece import sentencepiece
 from model.tokenization.world import WorldCodec
 
 _PREFIX = "tokenizer.ggml."

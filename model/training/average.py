@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from model.checkpoint import load_checkpoint, save_checkpoint
-from model.training.errors import TrainingError
+from model.training import TrainingError
 
 
 def average(models: Sequence[str | Path], out: Path) -> None:

@@ -35,7 +35,7 @@ def errors_as_lines() -> Iterator[None]:
     """Errors of the commands here that the user can fix become one line and exit status 2."""
     from model.evaluation import DataError
     from model.native.runtime import NativeError
-    from model.training.errors import TrainingError
+    from model.training import TrainingError
 
     more = (DataError, NativeError, TrainingError, json.JSONDecodeError)
     with command_line.errors_as_lines(*more):

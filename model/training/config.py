@@ -12,8 +12,8 @@ from typing import Any
 from model.architectures import Config
 from model.checkpoint import load_checkpoint
 from model.tokenizer import Tokenizer
+from model.training import TrainingError
 from model.training.data import Source
-from model.training.errors import TrainingError
 
 
 @dataclass(frozen=True)

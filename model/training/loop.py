@@ -6,8 +6,8 @@ detached), because that is how they are served; a row starts from the empty
 state with each new piece of text (`model.training.data`). The softmax baseline
 starts every window from scratch, and reads the same tokens in the same order.
 
-On a CPU a batch is computed in shares, one thread each (`model.training.shares`). On a CUDA device
-a step is one graph (`model.training.captured`), the update of the weights included.
+On a CPU a batch is computed in shares, one thread each. On a CUDA device a step is one graph, the
+update of the weights included (`model.training.execution`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from model.block import Block
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.lm import LanguageModel
 from model.tokenizer import Tokenizer
-from model.training.captured import Captured
+from model.training import TrainingError
 from model.training.config import TrainConfig, changes, identity
 from model.training.data import StreamBatches, tokenize_file
 from model.training.dropout import ResidualDropout
-from model.training.errors import TrainingError
 from model.training.evaluate import evaluate
+from model.training.execution import Captured, Shares, add_gradients
 from model.training.loss import linear_cross_entropy
 from model.training.optimizer import (
     gradients,
@@ -44,7 +44,6 @@ from model.training.optimizer import (
 )
 from model.training.report import Report, sample_text
 from model.training.resume import load_progress, restore, save_progress, signals_remembered
-from model.training.shares import Shares, add_gradients
 
 #: Bytes of each validation document that an evaluation during training scores.
 VALID_BYTES = 100_000

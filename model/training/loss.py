@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from model.ops.fused.native import Training, kernels_for
+from model.ops.fused import Training, kernels_for
 
 ROWS = 512
 #: On a CUDA device, whose memory has room for them.

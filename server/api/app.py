@@ -14,14 +14,12 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
-from server.api import asyncapi, durable_streams
+from server.api import asyncapi, durable_streams, llama_server
 from server.api.anthropic import routes as anthropic
 from server.api.auth import Authenticator, Keyring, RouteTable
 from server.api.connections import DEFAULT_MAX_CONNECTIONS, ConnectionTable
-from server.api.dialect import Dialect
 from server.api.errors import FAILED, MethodNotAllowed, RouteNotFound
 from server.api.gate import Gate, error_response, refuse
-from server.api.llama_server import routes as llama_server
 from server.api.middleware import (
     AccessLog,
     BodyLimit,
@@ -33,15 +31,14 @@ from server.api.middleware import (
     traced,
 )
 from server.api.ollama import routes as ollama
-from server.api.openai import completions, embeddings, score, tokens
-from server.api.openai.chat import routes as chat
+from server.api.openai import chat, completions, embeddings, score, tokens
 from server.api.openai.responses import routes as responses
 from server.api.openai.responses.socket import ResponsesCodec
 from server.api.routes import admin, server
 from server.api.routes import models as model_routes
 from server.api.routes import server as http
 from server.api.routes import sessions as session_routes
-from server.api.routing import openapi
+from server.api.routing import Dialect, openapi
 from server.api.schemas.parse import MAX_NAME_CHARS
 from server.api.sockets import SocketEndpoint, Sockets
 from server.api.stream import StreamCodec

@@ -15,8 +15,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.api.answers import WRITE_EXTENSION
 from server.api.auth import OPEN_PATHS, SUBPROTOCOL, Authenticator, RateLimited, ScopeMissing
 from server.api.connections import CONNECTION_EXTENSION, ConnectionTable, address_of
-from server.api.dialect import STATE as DIALECT
-from server.api.dialect import Dialect
 from server.api.errors import (
     FAILED,
     USUAL_ERRORS,
@@ -28,6 +26,7 @@ from server.api.errors import (
     outcome,
 )
 from server.api.middleware import BodyLimit, Cors, HostCheck
+from server.api.routing import DIALECT, Dialect
 from server.api.schemas.parse import IGNORED
 from server.api.schemas.wire import REFUSAL, has_control
 from server.errors import InternalFailure, RequestError, invalid

@@ -7,6 +7,7 @@ token ids is taken as it is. All functions raise `InvalidRequest`.
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,9 +25,9 @@ from server.api.schemas.requests import (
 from server.engine.prefixes import PrefixHandle
 from server.engine.sampling import PENALTY_WINDOW, has_penalty, with_defaults
 from server.engine.text import TokenArray, check_tokens
-from server.engine.types import Dry, Request, SamplingParams, Turn
-from server.errors import InvalidRequest, invalid
-from server.models.service import Service
+from server.engine.types import Dry, Finished, Request, SamplingParams, Turn
+from server.errors import InternalFailure, InvalidRequest, invalid
+from server.models.service import FLOAT_BYTES, Service
 from server.sessions.named_states import StateNotFound
 
 # A shorter text is encoded in the event loop: it takes less time than a thread costs.
@@ -294,3 +295,45 @@ def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
     """``error`` with the name that its field has on a route, where that is another one."""
     name = names.get(error.param or "")
     return error if name is None else invalid(name, error.message.removeprefix(f"{error.param}: "))
+
+
+async def embedding_requests(
+    service: Service, id: str, owner: str, inputs: Sequence[str | list[int]], field: str
+) -> list[Request]:
+    """One for each of ``inputs``, the value of the client's ``field``.
+
+    Raises `InvalidRequest` for an empty one, and where all vectors would be too large together.
+    """
+    requests: list[Request] = []
+    for index, text in enumerate(inputs):
+        tokens = await prompt_tokens(service, owner, text, field)
+        await asyncio.sleep(0)  # others have their turn between the inputs
+        if not tokens:
+            raise invalid(field, "must not be empty")
+        request = Request(
+            *(f"{id}-{index}", owner, tokens),
+            sampling=None,
+            start=isinstance(text, str),
+            embed=True,
+            prompt_field=field,
+        )
+        requests.append(request)
+    if not requests:
+        raise invalid(field, "must not be empty")
+    service.large_answers.check(vectors_bytes(service, requests), field, "the number of inputs")
+    return requests
+
+
+def vectors_bytes(service: Service, requests: Sequence[Request]) -> int:
+    """What an answer with the vectors may take."""
+    return len(requests) * service.model.hidden_size * FLOAT_BYTES
+
+
+def unit_vector(end: Finished) -> list[float]:
+    """The mean of the hidden states with the length 1. Raises `InternalFailure`."""
+    if end.embedding is None:
+        raise InternalFailure("the request was cancelled")
+    length = math.hypot(*end.embedding)
+    if not length > 0:
+        raise InternalFailure("the mean of the hidden states has no direction")
+    return [value / length for value in end.embedding]

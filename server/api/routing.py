@@ -1,21 +1,44 @@
-"""What routes share: which service a request is for, and what OpenAPI says of them."""
+"""What routes share: dialects, which service a request is for, and what OpenAPI says of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter, ValidationError
 from pydantic.json_schema import models_json_schema
+from starlette.datastructures import Headers
 
+from server.api.errors import ErrorShape
 from server.api.schemas import responses as answers
 from server.api.schemas.requests import Once
 from server.api.schemas.wire import IdempotencyKey, Wire
 from server.errors import invalid
 from server.models.registry import Models
 from server.models.service import Service
+
+#: Where a scope's state has the `Dialect` of its request, or None for OpenAI's and our own.
+DIALECT = "dialect"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """Another server's API on this one.
+
+    A request with a path and headers that it ``owns`` gets the errors of that API, also from what
+    stands before the routes: keys, limits, sizes, and paths that are not there.
+    """
+
+    name: str
+    router: APIRouter
+    owns: Callable[[str, Headers], bool]
+    errors: ErrorShape
+    #: The header that its clients read the request's id from, next to ours.
+    request_id_header: str | None = None
+
 
 # -------------------------------------------------------------------------------------------------
 # Which service a request is for.

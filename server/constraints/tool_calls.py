@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from model.chat.call_forms import FORMS, CallForm, ParameterForm
-from model.chat.python_calls import literal
+from model.chat.call_forms import FORMS, CallForm, ParameterForm, literal
 from server.constraints import schema as json_schema
 from server.constraints.schema import KINDS, Exclusive, FormatRefused
 

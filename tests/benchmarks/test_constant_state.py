@@ -18,7 +18,7 @@ from benchmarks.studies.constant_state.__main__ import (
     recall,
 )
 from benchmarks.studies.constant_state.subjects import Subject, equal_window, subjects
-from model.convert.linearize import measure
+from model.convert.linearize.report import color_ids, half_ids, questions
 from model.evaluation import documents
 from model.families.llama.config import LayerPlan, LlamaConfig
 from model.hub.base import describe
@@ -108,13 +108,13 @@ def test_recall_reads_on_after_a_question(four: dict[str, Subject], data: Path) 
     subject = four["converted"]
     runtime = Runtime(subject.config, subject.checkpoint.weights, "int8")
     tokenizer = subject.checkpoint.tokenizer
-    filler = measure.half_ids(data / FILLER, tokenizer, "second").tolist()
+    filler = half_ids(data / FILLER, tokenizer, "second").tolist()
     both = recall(runtime, tokenizer, filler, [120, 60], 3)
     assert list(both) == ["120", "60"]
     alone = recall(runtime, tokenizer, filler, [120], 3)
     assert both["120"] == alone["120"]
 
-    question, colors = next(measure.questions(tokenizer, 1)), measure.color_ids(tokenizer)
+    question, colors = next(questions(tokenizer, 1)), color_ids(tokenizer)
     text = [*question.told, *question.between(filler, 120), *question.asked]
     scores = [
         runtime.score(runtime.empty_pool(1), 0, 0, text, following)[-1] for following in colors

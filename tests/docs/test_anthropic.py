@@ -11,9 +11,8 @@ import orjson
 import pytest
 
 from server.api.anthropic import body as bodies
-from server.api.anthropic.body import CountBody, MessagesBody
-from server.api.anthropic.errors import ERRORS
-from server.api.anthropic.translate import BILLING
+from server.api.anthropic.body import BILLING, CountBody, MessagesBody
+from server.api.anthropic.writer import ERRORS
 from server.api.schemas.parse import parse_body
 from server.api.schemas.wire import Wire, field_names
 from server.errors import InvalidRequest

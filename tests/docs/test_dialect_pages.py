@@ -8,12 +8,12 @@ from types import NoneType
 
 import pytest
 
-from server.api.llama_server import body as llama
-from server.api.llama_server.errors import ERRORS as LLAMA_ERRORS
-from server.api.llama_server.routes import DIALECT as LLAMA_SERVER
+from server.api import llama_server as llama
+from server.api.llama_server import DIALECT as LLAMA_SERVER
+from server.api.llama_server import ERRORS as LLAMA_ERRORS
 from server.api.ollama import body as ollama
-from server.api.ollama.errors import ERRORS as OLLAMA_ERRORS
 from server.api.ollama.routes import DIALECT as OLLAMA
+from server.api.ollama.writer import ERRORS as OLLAMA_ERRORS
 from server.api.schemas.parse import parse_body
 from server.api.schemas.wire import Wire
 from server.errors import InvalidRequest, RequestError

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +14,8 @@ import torch
 from tests import arwkv7
 from tests.docs.blocks import shell_lines
 from tests.docs.pages import DOCS
-from tests.docs.serving import serving
+from tests.docs.serving import EVERSTREAM, serving
+from tests.forking import run
 from tests.gguf_files import Fill, byte_level_vocabulary
 from tests.hub_server import Repository, hub_server
 from tests.hybrid_gguf import write_hybrid
@@ -72,7 +71,7 @@ def environment(folder: Path) -> Iterator[dict[str, str]]:
         found = {**os.environ, **hub.environment(folder / "home")}
         for file in ("rwkv7.pth rwkv7.gguf",):
             made = words_of(f"everstream export {file} --format gguf")
-            subprocess.run(made, cwd=folder, env=found, check=True, capture_output=True)
+            assert run(made[2], made[3:], found, folder).returncode == 0
         yield found
 
 
@@ -92,7 +91,7 @@ def words_of(command: str) -> list[str]:
             words += ["--vocab-size", "300"]
     if words[0] == "serve":
         words += ["--port", "0", "--store", "memory", "--threads", "1"]
-    return [sys.executable, "-m", "server.cli.main", *words]
+    return [*EVERSTREAM, *words]
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -104,9 +103,7 @@ def test_commands_run_in_the_order_of_the_page(
         if "serve" in words:
             with serving(words, folder, environment):
                 continue
-        done = subprocess.run(
-            words, cwd=folder, env=environment, capture_output=True, text=True, check=False
-        )
+        done = run(words[2], words[3:], environment, folder)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 

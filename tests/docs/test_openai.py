@@ -19,7 +19,7 @@ from server.api.openai.bodies import (
     ScoreBody,
     TokenizeBody,
 )
-from server.api.openai.chat.body import ChatBody
+from server.api.openai.chat import ChatBody
 from server.api.openai.other_fields import HARMLESS, OTHER_NAMES
 from server.api.openai.responses.schemas import ResponseCreate, ResponsesBody
 from server.api.schemas.parse import parse_body

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pytest
 
 from tests.docs.blocks import Block, blocks_of
 from tests.docs.pages import DOCS
-from tests.docs.serving import serving
+from tests.docs.serving import EVERSTREAM, serving
 from tests.hub_server import Repository, hub_server
 from tests.reliability.servers import STUCK_S, ServerProcess
 from tests.rwkv7 import SHAPES, published, write_pth
@@ -24,7 +23,6 @@ from tests.tiny import write_model
 
 pytestmark = pytest.mark.process
 
-EVERSTREAM = [sys.executable, "-m", "server.cli.main"]
 ADMIN_KEY = "es-key-of-the-operator-of-a-test"
 ADDRESS = re.compile(r"http://127\.0\.0\.1:800[01]")
 

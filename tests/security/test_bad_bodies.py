@@ -16,7 +16,7 @@ import pytest
 from pydantic import ValidationError
 
 from server.api.openai import bodies
-from server.api.openai.chat import body as chat_schemas
+from server.api.openai import chat as chat_schemas
 from server.api.openai.responses import schemas as responses_schemas
 from server.api.routes.models import LoadModelBody
 from server.api.schemas import parse

@@ -10,7 +10,7 @@ is not trained; and the converted one without its far parts.
 - Bits per byte of the second halves of the texts, with the state carried through each document, in
   all and by the position of a token.
 - How often a told colour is recalled so many tokens later, among eight: the questions of
-  `model.convert.linearize.measure`, by the likeliest of the colours. For these the original keeps
+  `model.convert.linearize.report`, by the likeliest of the colours. For these the original keeps
   4,096 tokens, which hold the fact at every distance.
 """
 
@@ -34,7 +34,7 @@ from benchmarks.report import (
 )
 from benchmarks.studies.constant_state.subjects import Subject, subjects
 from model.bundled_models import bundled_models
-from model.convert.linearize import measure
+from model.convert.linearize.report import COLORS, color_ids, half_ids, questions
 from model.evaluation import documents
 from model.native.runtime import Runtime
 from model.tokenizer import Tokenizer
@@ -90,10 +90,10 @@ def recall(
     count: int,
 ) -> Figures:
     """By distance: how often the told colour is the likeliest, and the mean log2 of its share."""
-    colors, draw = measure.color_ids(tokenizer), runtime.draw(temperature=0.0)
+    colors, draw = color_ids(tokenizer), runtime.draw(temperature=0.0)
     right, bits = dict.fromkeys(distances, 0), dict.fromkeys(distances, 0.0)
     pool = runtime.empty_pool(2)
-    for question in measure.questions(tokenizer, count):
+    for question in questions(tokenizer, count):
         pool[:] = 0
         fed, position, num_between = question.told, 0, 0
         between = question.between(filler, max(distances))
@@ -146,14 +146,14 @@ def main(command: Sequence[str] | None = None) -> None:
         "dtype": options.dtype,
         "documents": {name: len(each) for name, each in texts.items()},
         "recalls": options.recalls,
-        "chance": 1 / len(measure.COLORS),
+        "chance": 1 / len(COLORS),
     }
     models = _measured_before(options.output, about)
     for subject in subjects(options.model):
         if subject.name in models:
             continue
         tokenizer = subject.checkpoint.tokenizer
-        filler = measure.half_ids(options.data / FILLER, tokenizer, "second").tolist()
+        filler = half_ids(options.data / FILLER, tokenizer, "second").tolist()
         models[subject.name] = measured(subject, texts, filler, options)
         result.save({**about, "models": models})
     show_figures("next to the original", {name: _shown(model) for name, model in models.items()})

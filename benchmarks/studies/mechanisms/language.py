@@ -19,9 +19,9 @@ from benchmarks.studies.mechanisms.specs import SIZES, Spec, state_bytes
 from model.architectures.config import Config
 from model.checkpoint import load_checkpoint
 from model.state import kv_cache_bytes_per_token
+from model.training import TrainingError
 from model.training.config import TrainConfig
 from model.training.data import Source
-from model.training.errors import TrainingError
 from model.training.loop import train
 
 #: Steps whose mean loss is reported as the training loss.

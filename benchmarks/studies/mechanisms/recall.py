@@ -38,7 +38,7 @@ from benchmarks.studies.mechanisms.specs import Size, Spec
 from model.block import Block
 from model.config import ModelConfig
 from model.lm import LanguageModel
-from model.training.captured import Captured
+from model.training.execution import Captured
 from model.training.optimizer import (
     gradients,
     learning_rate_factor,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -14,19 +15,70 @@ import torch
 import typer
 from rich.console import Console
 
-from model.convert.linearize import measure
+from model.convert.linearize.chats import ChatFormat, encode
 from model.convert.linearize.conversion import DEFAULT_CHAT_TOKENS, RANKS, Settings
 from model.convert.linearize.costs import EXAMPLES, GPU, TWO_CORES, hours, memory
 from model.convert.linearize.plan import window_plan
-from model.convert.linearize.report import Measures, Subject, print_report, write_report
+from model.convert.linearize.report import Measures, Subject, half_ids, print_report, write_report
 from model.convert.linearize.result import Adapter, load_adapter, write_adapter_folder
 from model.convert.linearize.scan import choose_plan, given_bytes, given_plan
 from model.convert.linearize.source import Source, read_source
-from model.convert.linearize.student import Student
-from model.convert.linearize.talk import MAX_ANSWER, talk
+from model.convert.linearize.student import Student, empty_state, step
 from model.files import ConfigError
 from model.hub.base import describe
 from model.hub.base_download import copy_verified
+from model.tokenizer import Tokenizer
+
+#: Tokens of an answer.
+MAX_ANSWER = 200
+
+
+@dataclass
+class _Chat:
+    """One chat: ``feed`` are tokens still to be read, ``answer`` those of the answer so far."""
+
+    questions: list[str]
+    feed: list[int]
+    answer: list[int] = field(default_factory=list)
+    answers: list[list[int]] = field(default_factory=list)
+
+
+def talk(
+    student: Student,
+    tokenizer: Tokenizer,
+    form: ChatFormat,
+    chats: list[list[str]],
+    max_answer: int = MAX_ANSWER,
+    dtype: torch.dtype = torch.float16,
+) -> list[list[str]]:
+    """The answers to each question of each chat, in the order of the questions.
+
+    ``dtype`` is that of keys and values. All chats are rows of one batch.
+    """
+    end = tokenizer.special_ids[form.end]
+    begin = [form.system + form.turn("user", chat[0]) + form.assistant for chat in chats]
+    rows = [_Chat(chat, encode(tokenizer, text)) for chat, text in zip(chats, begin, strict=True)]
+    state = empty_state(student, len(rows), dtype)
+    head = student.source.head
+    while any(row.feed for row in rows):
+        # A chat that is over reads something, which nothing depends on.
+        ids = torch.tensor([row.feed.pop(0) if row.feed else end for row in rows])
+        drawn = (step(student, state, ids.to(head.device)) @ head.t()).argmax(dim=-1).tolist()
+        for row, id in zip(rows, drawn, strict=True):
+            if row.feed or len(row.answers) == len(row.questions):
+                continue
+            if id != end and len(row.answer) < max_answer:
+                row.answer.append(id)
+                row.feed = [id]
+                continue
+            row.answers.append(row.answer)
+            row.answer = []
+            if len(row.answers) < len(row.questions):
+                following = form.turn("user", row.questions[len(row.answers)])
+                text = form.end + form.after_end + following + form.assistant
+                row.feed = encode(tokenizer, text)
+    return [[tokenizer.decode(answer) for answer in row.answers] for row in rows]
+
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 SourceName = Annotated[str, typer.Argument(help="GGUF file, folder or hub id of the source.")]
@@ -50,7 +102,7 @@ def report(
     """Measure an adapter next to its source and the control, as `everstream convert` does."""
     read, loaded = _read(source, adapter)
     student = loaded.student(read.model.to(device)).to(device)
-    texts = {path.name: measure.half_ids(path, read.tokenizer, "second") for path in valid}
+    texts = {path.name: half_ids(path, read.tokenizer, "second") for path in valid}
     made = {"source": read.path.name, "digest": read.digest, **loaded.notes}
     out.mkdir(parents=True, exist_ok=True)
     subject = Subject(student, read.tokenizer, texts, made)

@@ -22,7 +22,6 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from model.convert.linearize import measure
 from model.convert.linearize.chats import (
     SHARD_CHATS,
     Writer,
@@ -31,11 +30,18 @@ from model.convert.linearize.chats import (
     writing_runtime,
 )
 from model.convert.linearize.costs import memory
-from model.convert.linearize.network import matrix_sizes
 from model.convert.linearize.plan import Plan, plan_from_json
-from model.convert.linearize.report import Measures, Subject, print_report, write_report
+from model.convert.linearize.report import (
+    Measures,
+    Subject,
+    bits_per_byte,
+    half_ids,
+    print_report,
+    samples,
+    token_bytes,
+    write_report,
+)
 from model.convert.linearize.result import Adapter, save_adapter, write_adapter_folder, write_merged
-from model.convert.linearize.run import Meter, Run, initialize, metered
 from model.convert.linearize.scan import choose_plan, given_bytes, given_plan, scan_layers, scanned
 from model.convert.linearize.sequences import (
     Sequences,
@@ -45,14 +51,24 @@ from model.convert.linearize.sequences import (
     read_shards,
     tokenized,
 )
-from model.convert.linearize.source import Source, read_source
+from model.convert.linearize.source import Source, matrix_sizes, read_source
 from model.convert.linearize.student import Student
-from model.convert.linearize.train import Choice, Head, Options, Schedule, Trainer
+from model.convert.linearize.train import (
+    Choice,
+    Head,
+    Meter,
+    Options,
+    Run,
+    Schedule,
+    Trainer,
+    initialize,
+    metered,
+)
 from model.evaluation import DataError, Half
 from model.files import ConfigError, read_json
 from model.native.runtime import built, num_cores, why_not_built
+from model.training import TrainingError
 from model.training.data import Source as DataSource
-from model.training.errors import TrainingError
 from model.training.loop import autocast_dtype, device_of
 
 #: Ids that the loss of distillation is over.
@@ -241,7 +257,7 @@ class Conversion:
         if plan is None:
             texts = [torch.from_numpy(text.ids.astype("int64")) for text in self._texts]
             window = self.settings.window
-            pieces = [measure.samples(ids, SCAN_PIECES, window) for ids in texts]
+            pieces = [samples(ids, SCAN_PIECES, window) for ids in texts]
             layers, file = self.shape.num_layers, self.settings.out / "scan.json"
             done = len(scanned(file))
             with metered("scan", layers, done, "layers") as meter, self._autocast():
@@ -346,8 +362,7 @@ class Conversion:
         halves: tuple[Half, Half] = ("first", "second")
         paths, tokenizer = self.settings.valid, self.source.tokenizer
         return {
-            half: {path.name: measure.half_ids(path, tokenizer, half) for path in paths}
-            for half in halves
+            half: {path.name: half_ids(path, tokenizer, half) for path in paths} for half in halves
         }
 
     @cached_property
@@ -419,12 +434,12 @@ class Conversion:
 
     def _quick(self) -> dict[str, float]:
         """Bits per byte of pieces of each validation text, of the halves that nothing reports."""
-        sizes, found = measure.token_bytes(self.source.tokenizer), {}
+        sizes, found = token_bytes(self.source.tokenizer), {}
         with self._autocast():
             for name, ids in self._valid["first"].items():
-                pieces = measure.samples(ids, 2, self.settings.window)
+                pieces = samples(ids, 2, self.settings.window)
                 head = self.source.model.head
-                bits = measure.bits_per_byte(self._student.hidden, head, pieces, sizes)
+                bits = bits_per_byte(self._student.hidden, head, pieces, sizes)
                 found[name] = round(bits.all, 4)
         return found
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from model.convert.linearize.chats import MAX_CHAT, ROWS
-from model.convert.linearize.network import matrix_sizes
 from model.convert.linearize.plan import LlamaShape, Plan
+from model.convert.linearize.source import matrix_sizes
 from model.convert.linearize.student import MAX_BLOCK
 
 #: Bytes of a trained number: itself, its gradient, two moments of Adam and the average.

@@ -18,9 +18,8 @@ from model.architectures.network import model_of
 from model.chat.template import save_chat_template
 from model.checkpoint import save_checkpoint
 from model.checkpoint_files import ADAPTER, CONFIG
-from model.convert.linearize.network import Llama
 from model.convert.linearize.plan import Plan, plan_from_json
-from model.convert.linearize.source import Source, read_source, served_weights
+from model.convert.linearize.source import Llama, Source, read_source, served_weights
 from model.convert.linearize.student import LORA_SCALE, Student
 from model.families.llama.config import LlamaConfig
 from model.hub.base import Base, describe, write_base

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from model.architectures.hybrid import SINKS
-from model.convert.linearize.network import Llama
 from model.convert.linearize.plan import LlamaShape, Plan, plan_from_json, smollm2_plan, window_plan
+from model.convert.linearize.source import Llama
 from model.convert.linearize.student import Student
 from model.convert.linearize.train import NO_LABEL, divergence
 from model.families.llama.config import LayerPlan, read_plans

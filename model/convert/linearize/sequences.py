@@ -23,7 +23,7 @@ from model.tokenizer import Tokenizer
 # nothing there of the source's retrieval. Here each text is turns of a chat, or paragraphs, drawn
 # one after the other: a new fact, a question about one of the facts so far, or other text. The
 # values of answers are marked, as the tokens that only recall can predict. Names, kinds of fact and
-# sentences are others than those of the measure (`model.convert.linearize.measure`).
+# sentences are others than those of the measure (`model.convert.linearize.report`).
 
 
 #: Gives about so many tokens of other text.

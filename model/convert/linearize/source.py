@@ -1,22 +1,184 @@
-"""The source of a conversion: a Llama in any form that loads, in torch, and its tokenizer."""
+"""The source of a conversion: a Llama in any form that loads, in torch, and its tokenizer.
+
+Its attention is softmax, and its weights do not change.
+Touvron et al. 2023, "LLaMA", section 2.2: RMSNorm before each part, SwiGLU, rotary positions;
+keys and values are shared by groups of heads (Ainslie et al. 2023, "GQA").
+
+Symbols: B texts, T tokens, D width, H heads of queries, H_kv of keys and values, K width of a head.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from model.checkpoint import Checkpoint, load_checkpoint, locate
 from model.convert.linearize.chats import ChatFormat, chat_format
-from model.convert.linearize.network import Llama
 from model.convert.linearize.plan import LlamaShape
 from model.families.llama.config import LlamaConfig
 from model.files import ConfigError
 from model.hub.base import file_digest
+from model.ops.fused import rms_norm, swiglu
 from model.tokenizer import Tokenizer
+
+
+class LlamaLayer(nn.Module):
+    """The weights of one layer; q, k and v are rows of one matrix, and so are gate and value."""
+
+    def __init__(self, shape: LlamaShape) -> None:
+        super().__init__()
+        sizes = matrix_sizes(shape)
+        self.attention_norm = _frozen(shape.hidden_size)
+        self.qkv = _frozen(*sizes["qkv"])
+        self.out = _frozen(*sizes["out"])
+        self.mlp_norm = _frozen(shape.hidden_size)
+        self.up = _frozen(*sizes["up"])
+        self.down = _frozen(*sizes["down"])
+        self.qkv_bias = _frozen(sizes["qkv"][0]) if shape.qkv_bias else None
+        self.q_norm = _frozen(shape.head_dim) if shape.qk_norm else None
+        self.k_norm = _frozen(shape.head_dim) if shape.qk_norm else None
+
+
+def matrix_sizes(shape: LlamaShape) -> dict[str, tuple[int, int]]:
+    """Rows and columns of the matrices of a layer, by name."""
+    width, inner, queries = shape.hidden_size, shape.intermediate_size, shape.num_heads
+    return {
+        "qkv": ((queries + 2 * shape.num_kv_heads) * shape.head_dim, width),
+        "out": (width, queries * shape.head_dim),
+        "up": (2 * inner, width),
+        "down": (width, inner),
+    }
+
+
+class Llama(nn.Module):
+    """The source model. Matrices may be in bfloat16; the residual stream is in float32."""
+
+    def __init__(self, shape: LlamaShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embedding = _frozen(shape.vocab_size, shape.hidden_size)
+        self.layers = nn.ModuleList(LlamaLayer(shape) for _ in range(shape.num_layers))
+        self.norm = _frozen(shape.hidden_size)
+        self.own_head = None if shape.tied else _frozen(shape.vocab_size, shape.hidden_size)
+
+    @property
+    def head(self) -> Tensor:
+        """What gives the logits [vocabulary, D]."""
+        return self.embedding if self.own_head is None else self.own_head
+
+    def embedded(self, ids: Tensor) -> Tensor:
+        """``ids`` [...] to the input of the first layer [..., D]."""
+        return F.embedding(ids, self.embedding).float()
+
+    def layer(self, index: int) -> LlamaLayer:
+        """The weights of layer ``index``."""
+        layer = self.layers[index]
+        assert isinstance(layer, LlamaLayer)
+        return layer
+
+    @torch.no_grad()
+    def hidden(self, ids: Tensor) -> Tensor:
+        """``ids`` [B, T] to the normed output of the last layer [B, T, D]."""
+        x = self.embedded(ids)
+        for index in range(self.shape.num_layers):
+            x = self.after_layer(index, x)
+        return self.final_norm(x)
+
+    def after_layer(self, index: int, x: Tensor) -> Tensor:
+        """The residual stream [B, T, D] after layer ``index``."""
+        layer = self.layer(index)
+        q, k, v = self.heads(index, F.linear(self.attention_input(index, x), layer.qkv))
+        o = full_attention(*rotated(q, k, self.shape), v)
+        x = x + F.linear(merged(o), layer.out)
+        return self.after_mlp(index, x)
+
+    def attention_input(self, index: int, x: Tensor) -> Tensor:
+        """What layer ``index`` makes q, k and v of."""
+        return rms_norm(x, self.layer(index).attention_norm, self.shape.rms_norm_eps)
+
+    def heads(self, index: int, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The product [B, T, (H + 2 H_kv) K] to q [B, H, T, K] and k, v [B, H_kv, T, K].
+
+        With biases and norms, not rotated.
+        """
+        layer, shape = self.layer(index), self.shape
+        if layer.qkv_bias is not None:
+            qkv = qkv + layer.qkv_bias
+        q, k, v = heads_of(qkv, shape)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q = rms_norm(q.float(), layer.q_norm, shape.rms_norm_eps)
+            k = rms_norm(k.float(), layer.k_norm, shape.rms_norm_eps)
+        return q, k, v
+
+    def after_mlp(self, index: int, x: Tensor, linear: Linear | None = None) -> Tensor:
+        """``x`` with the second half of layer ``index``. ``linear`` may add to its products."""
+        layer, product = self.layer(index), linear or _plain
+        normed = rms_norm(x, layer.mlp_norm, self.shape.rms_norm_eps)
+        return x + product("down", swiglu(product("up", normed, layer.up)), layer.down)
+
+    def final_norm(self, x: Tensor) -> Tensor:
+        """The input of the head."""
+        return rms_norm(x, self.norm, self.shape.rms_norm_eps)
+
+
+#: A product by name: input [..., columns], weight [rows, columns] to [..., rows].
+Linear = Callable[[str, Tensor, Tensor], Tensor]
+
+
+def _plain(name: str, x: Tensor, weight: Tensor) -> Tensor:
+    return F.linear(x, weight)
+
+
+def _frozen(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.zeros(shape), requires_grad=False)
+
+
+def heads_of(qkv: Tensor, shape: LlamaShape) -> tuple[Tensor, Tensor, Tensor]:
+    """[B, T, (H + 2 H_kv) K] to q [B, H, T, K] and k, v [B, H_kv, T, K], not rotated."""
+    heads = qkv.unflatten(-1, (-1, shape.head_dim)).transpose(1, 2)
+    q, k, v = heads.split([shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=1)
+    return q, k, v
+
+
+def merged(o: Tensor) -> Tensor:
+    """[B, H, T, K] to [B, T, H K]."""
+    return o.transpose(1, 2).flatten(2)
+
+
+def rotated(q: Tensor, k: Tensor, shape: LlamaShape) -> tuple[Tensor, Tensor]:
+    """Rotates q and k [B, heads, T, K] of whole texts by their positions."""
+    cos, sin = angles(torch.arange(q.shape[2], device=q.device), shape)
+    cos, sin = cos.to(q.dtype), sin.to(q.dtype)
+    return rotate(q, cos, sin), rotate(k, cos, sin)
+
+
+def angles(positions: Tensor, shape: LlamaShape) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [..., K/2] of ``positions`` [...], as float32 from float64."""
+    half = shape.head_dim // 2
+    exponent = torch.arange(half, dtype=torch.float64, device=positions.device) / half
+    frequencies = shape.rope_theta**-exponent
+    if shape.rope_factors:
+        frequencies = frequencies / frequencies.new_tensor(shape.rope_factors)
+    angle = positions.double().unsqueeze(-1) * frequencies
+    return angle.cos().float(), angle.sin().float()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates the pairs (x_i, x_{i + K/2}); with -sin it is the reverse."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+
+def full_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal softmax attention: rotated q [B, H, T, K], k, v [B, H_kv, T, K] to [B, H, T, K]."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
 
 #: Fields of a Llama's config that a conversion cannot have, other than as they are by default.
 REFUSED = ("unrotated_layers", "out_bias", "windows")

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.convert.linearize.network import (
+from model.convert.linearize.plan import LlamaShape, Plan
+from model.convert.linearize.source import (
     Llama,
     angles,
     full_attention,
@@ -17,7 +18,6 @@ from model.convert.linearize.network import (
     rotate,
     rotated,
 )
-from model.convert.linearize.plan import LlamaShape, Plan
 from model.families.llama.config import LayerPlan
 from model.families.llama.network import DeltaFar, RelativeFar, far_part
 

@@ -22,8 +22,7 @@ from model.architectures.decoder import Decoder, Mixer
 from model.architectures.network import State
 from model.families.qwen35.config import Qwen35Config
 from model.ops.delta import delta_chunk, delta_step
-from model.ops.fused.convolution import convolved_silu
-from model.ops.fused.gated_norm import gated_rms_norm
+from model.ops.fused import convolved_silu, gated_rms_norm
 
 #: What a head's rate of decay starts from in training, evenly drawn; as published.
 RATES = (0.01, 16.0)

@@ -11,13 +11,11 @@ from starlette.datastructures import Headers
 from typing_extensions import TypedDict
 
 from server.api.answers import JsonAnswer, StreamAnswer, json_response
-from server.api.anthropic.body import CountBody, MessagesBody
-from server.api.anthropic.errors import ERRORS as ERROR_SHAPE
-from server.api.anthropic.translate import Translated, translated
+from server.api.anthropic.body import CountBody, MessagesBody, Translated, translated
+from server.api.anthropic.writer import ERRORS as ERROR_SHAPE
 from server.api.anthropic.writer import MessageWriter
 from server.api.chat.prepare import num_prompt_tokens, prepared
-from server.api.dialect import Dialect
-from server.api.routing import EVENT_STREAM, body_schema, errors_as, keyed, service_for
+from server.api.routing import EVENT_STREAM, Dialect, body_schema, errors_as, keyed, service_for
 from server.api.schemas.parse import body_of, ignore
 from server.api.schemas.requests import Continuation
 from server.models.service import TOKEN_BYTES, Service

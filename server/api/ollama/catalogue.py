@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from model.chat.template import PLAIN
 from server.api.answers import json_response
 from server.api.ollama.body import PullBody, ShowBody
-from server.api.ollama.errors import OllamaErrorAnswer
+from server.api.ollama.writer import OllamaErrorAnswer
 from server.api.routing import body_schema, errors_as, models_of, service_for
 from server.api.schemas.parse import body_of
 from server.engine.sampling import published

@@ -13,32 +13,39 @@ from typing_extensions import TypedDict
 
 from server.api.answers import JsonAnswer, LastEventsWriter, StreamAnswer, ended
 from server.api.chat.prepare import PreparedChat, prepared
-from server.api.dialect import Dialect
 from server.api.ollama import catalogue
 from server.api.ollama.body import (
+    NAMES,
     EmbedBody,
     GenerateBody,
     GeneratingBody,
     OldEmbeddingsBody,
     OllamaChatBody,
     OllamaRequest,
-)
-from server.api.ollama.catalogue import ollama_service
-from server.api.ollama.errors import ERRORS as ERROR_SHAPE
-from server.api.ollama.errors import OllamaErrorAnswer
-from server.api.ollama.translate import (
-    NAMES,
     chat_of,
     chat_of_prompt,
     new_id,
     sampling_of_raw,
 )
-from server.api.ollama.writer import HEADERS, OllamaWriter, nanoseconds, shown_time
-from server.api.prepare import generate_request, renamed
-from server.api.routing import answer_content, body_schema, errors_as, keyed
+from server.api.ollama.catalogue import ollama_service
+from server.api.ollama.writer import ERRORS as ERROR_SHAPE
+from server.api.ollama.writer import (
+    HEADERS,
+    OllamaErrorAnswer,
+    OllamaWriter,
+    nanoseconds,
+    shown_time,
+)
+from server.api.prepare import (
+    embedding_requests,
+    generate_request,
+    renamed,
+    unit_vector,
+    vectors_bytes,
+)
+from server.api.routing import Dialect, answer_content, body_schema, errors_as, keyed
 from server.api.schemas.parse import body_of
 from server.api.schemas.requests import Continuation
-from server.api.vectors import embedding_requests, num_bytes, unit_vector
 from server.errors import InvalidRequest
 from server.models.service import TOKEN_BYTES, Service
 
@@ -178,7 +185,7 @@ async def ollama_embed(request: Request) -> Response:
             }
         )
 
-    return JsonAnswer(service, requests, LastEventsWriter(whole), num_bytes(service, requests))
+    return JsonAnswer(service, requests, LastEventsWriter(whole), vectors_bytes(service, requests))
 
 
 @router.post(
@@ -198,7 +205,7 @@ async def ollama_embeddings(request: Request) -> Response:
     def whole(lasts: Any) -> Any:
         yield orjson.dumps({"embedding": unit_vector(ended(lasts[asked.request_id]))})
 
-    return JsonAnswer(service, [asked], LastEventsWriter(whole), num_bytes(service, [asked]))
+    return JsonAnswer(service, [asked], LastEventsWriter(whole), vectors_bytes(service, [asked]))
 
 
 router.routes.extend(catalogue.router.routes)

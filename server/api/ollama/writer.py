@@ -1,4 +1,4 @@
-"""Ollama's answers to a chat and to a prompt, whole or in lines of JSON, out of engine events."""
+"""Ollama's answers to a chat and to a prompt, whole or in lines of JSON, and errors."""
 
 from __future__ import annotations
 
@@ -7,13 +7,34 @@ from datetime import UTC, datetime
 from typing import Any
 
 import orjson
+from typing_extensions import TypedDict
 
 from server.api.answers import ended
 from server.api.chat.prepare import PreparedChat
 from server.api.chat.reader import AnswerPiece, AnswerReader, WholeAnswer
-from server.api.ollama.errors import ollama_error
+from server.api.errors import ErrorShape, error_object, outcome
 from server.engine.types import Event, Finished, Scored, Started, TokenEvent
 from server.errors import RequestError
+
+
+class OllamaErrorAnswer(TypedDict):
+    """Every error under these paths; ``code`` and ``param`` are those of all our errors."""
+
+    error: str
+    code: str
+    param: str | None
+
+
+def ollama_error(error: RequestError) -> OllamaErrorAnswer:
+    """The body, and the last line of a stream that cannot be finished."""
+    ours = error_object(error)
+    return {"error": ours["message"], "code": ours["code"], "param": ours["param"]}
+
+
+ERRORS = ErrorShape(
+    lambda error: orjson.dumps(ollama_error(error)), lambda error: outcome(error).status
+)
+
 
 Json = dict[str, Any]
 

@@ -8,8 +8,13 @@ from typing import Annotated, ClassVar, Literal, cast
 from pydantic import Discriminator, Field, Tag, ValidationInfo, model_validator
 
 from server.api.chat.messages import Messages, TemplateKwargs, Tools
-from server.api.openai.other_fields import HARMLESS, OTHER_NAMES, with_named_schema
-from server.api.openai.refused import COMPLETIONS, EMBEDDINGS
+from server.api.openai.other_fields import (
+    COMPLETIONS,
+    EMBEDDINGS,
+    HARMLESS,
+    OTHER_NAMES,
+    with_named_schema,
+)
 from server.api.schemas.requests import (
     MAX_CHOICES,
     Continuation,

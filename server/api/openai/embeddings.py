@@ -19,9 +19,9 @@ from typing_extensions import TypedDict
 from server.api.answers import JsonAnswer, LastEventsWriter, ended
 from server.api.openai.bodies import EmbeddingsBody, prompts_in
 from server.api.openai.choices import written_list
+from server.api.prepare import embedding_requests, unit_vector, vectors_bytes
 from server.api.routing import ERRORS, body_schema, service_for
 from server.api.schemas.parse import body_of
-from server.api.vectors import embedding_requests, num_bytes, unit_vector
 from server.engine.types import Event, Finished
 from server.engine.types import Request as EngineRequest
 
@@ -66,7 +66,7 @@ async def embed(request: Request) -> Response:
     requests = await embedding_requests(service, id, request.state.owner, inputs, "input")
     model, as_text = service.model.name, body.encoding_format == "base64"
     writer = LastEventsWriter(lambda lasts: _whole(lasts, requests, model, as_text))
-    return JsonAnswer(service, requests, writer, num_bytes(service, requests))
+    return JsonAnswer(service, requests, writer, vectors_bytes(service, requests))
 
 
 def _whole(

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from typing_extensions import TypedDict
 
 from server.api.answers import json_response
-from server.api.chat.answer_options import reasoning_of
+from server.api.chat.prepare import reasoning_of
 from server.api.chat.prompt import prompt_of
 from server.api.openai.bodies import DetokenizeBody, TokenizeBody
 from server.api.openai.choices import JsonList, TokenNames

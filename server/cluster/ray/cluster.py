@@ -117,9 +117,8 @@ def _serve_until(stop: _Stop, config: ServerConfig, greet: Callable[[int], None]
     from ray import serve
     from ray.serve.schema import LoggingConfig
 
-    from server.cluster.ray.application import NAME, build
+    from server.cluster.ray.application import NAME, build, settings_of
     from server.cluster.ray.internals import wait_for_proxies
-    from server.cluster.ray.replica import settings_of
 
     stop.install()  # Ray has put its own in the place of ours
     port = config.port or _free_port(config.host)

@@ -11,7 +11,7 @@ from model.architectures import ARCHITECTURES, config_class, config_from_dict
 from model.architectures.network import network_class
 from model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from model.config import ConfigError
-from model.convert.source import as_block
+from model.convert.convert import as_block
 from model.families.rwkv7.config import Rwkv7Config
 from model.state import StateLayout
 from model.state_tensors import state_views

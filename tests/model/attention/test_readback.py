@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from model.ops.fused.native import without_kernels
+from model.ops.fused import without_kernels
 from tests.model.attention.test_contract import CASES, CPU, case_id, inputs, make_layer, positions
 
 aten = torch.ops.aten

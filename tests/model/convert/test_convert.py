@@ -9,7 +9,7 @@ import torch
 
 from model.checkpoint import load_checkpoint
 from model.convert.convert import Conversion, convert
-from model.training.errors import TrainingError
+from model.training import TrainingError
 from model.training.evaluate import evaluate
 from model.training.loop import train
 from tests.model.convert.conftest import training

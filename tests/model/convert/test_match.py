@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.convert.match import attentions, match_layers
-from model.convert.swap import copy_shared, target_config
+from model.convert.convert import attentions, copy_shared, match_layers, target_config
 from model.lm import LanguageModel
+from model.training import TrainingError
 from model.training.config import TrainConfig
-from model.training.errors import TrainingError
 from tests.tiny import tiny_checkpoint
 
 CONFIG = TrainConfig(data=(), out=Path(), learning_rate=1e-2, warmup_steps=2)

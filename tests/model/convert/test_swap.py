@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from model.config import ConfigError, ModelConfig
-from model.convert.swap import copy_shared, target_config
+from model.convert.convert import copy_shared, target_config
 from model.lm import LanguageModel
 
 SOFTMAX = ModelConfig(

@@ -12,9 +12,9 @@ from model.architectures.network import network_class
 from model.config import ModelConfig
 from model.lm import LanguageModel
 from model.tokenizer import Tokenizer
+from model.training import TrainingError
 from model.training.config import TrainConfig
 from model.training.dropout import ResidualDropout
-from model.training.errors import TrainingError
 from model.training.loop import Run, train
 from tests.model.training.conftest import assert_same_run, elsewhere
 

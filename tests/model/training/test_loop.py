@@ -13,9 +13,9 @@ import torch
 from model.checkpoint import load_checkpoint
 from model.config import ModelConfig
 from model.tokenizer import Tokenizer
+from model.training import TrainingError
 from model.training.config import TrainConfig
 from model.training.data import Source
-from model.training.errors import TrainingError
 from model.training.evaluate import evaluate
 from model.training.loop import Run, train
 from tests.model.training.conftest import assert_same_run, elsewhere

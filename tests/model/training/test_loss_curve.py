@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from model.config import ModelConfig
-from model.ops.fused.native import without_kernels
+from model.ops.fused import without_kernels
 from model.tokenizer import Tokenizer
 from model.training.config import TrainConfig
 from model.training.data import Source

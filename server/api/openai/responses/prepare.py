@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from model.chat.call_forms import TAGGED
-from server.api.chat.answer_options import Effort, reasoning_of, sampling_of, turn_of
 from server.api.chat.calls import (
     AllowedFunction,
     AllowedFunctions,
@@ -22,6 +21,7 @@ from server.api.chat.calls import (
     tool_use,
 )
 from server.api.chat.messages import FunctionDefinition, FunctionTool, tool_object
+from server.api.chat.prepare import Effort, reasoning_of, sampling_of, turn_of
 from server.api.chat.prompt import Prompt
 from server.api.openai.responses.events import ResponseWriter
 from server.api.openai.responses.items import Json, Note, id_under_key, input_items, new_id

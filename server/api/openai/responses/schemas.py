@@ -13,7 +13,6 @@ from pydantic import (
 )
 from typing_extensions import TypedDict
 
-from server.api.chat.answer_options import Effort
 from server.api.chat.calls import ChosenFunction, kind_of_choice
 from server.api.chat.messages import (
     CACHE_MARK,
@@ -22,9 +21,9 @@ from server.api.chat.messages import (
     HeldRefusal,
     functions_alone,
 )
+from server.api.chat.prepare import Effort
 from server.api.openai.bodies import Labels
-from server.api.openai.other_fields import HARMLESS, OTHER_NAMES
-from server.api.openai.refused import REASONING, RESPONSES
+from server.api.openai.other_fields import HARMLESS, OTHER_NAMES, REASONING, RESPONSES
 from server.api.schemas import requests as schemas
 from server.api.schemas.requests import (
     ChoiceFormat,

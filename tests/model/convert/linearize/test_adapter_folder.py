@@ -12,10 +12,9 @@ from typer.testing import CliRunner
 from model.architectures.hybrid import SINKS
 from model.checkpoint import load_checkpoint
 from model.convert.linearize.commands import app
-from model.convert.linearize.network import Llama
 from model.convert.linearize.plan import Plan
 from model.convert.linearize.result import Adapter, save_adapter
-from model.convert.linearize.source import read_source
+from model.convert.linearize.source import Llama, read_source
 from model.convert.linearize.student import Student
 from model.families.llama.config import LayerPlan
 from model.files import ConfigError

@@ -22,8 +22,8 @@ from model.convert.linearize.source import read_source
 from model.evaluation import DataError
 from model.families.llama.config import LlamaConfig as Config
 from model.files import ConfigError
+from model.training import TrainingError
 from model.training.data import Source as DataSource
-from model.training.errors import TrainingError
 from tests.model.commands import everstream, refused
 from tests.model.convert.linearize.test_files import HEADS, SIZES, write_llama
 from tests.model.convert.linearize.tiny import (

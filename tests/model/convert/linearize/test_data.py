@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from model.convert.linearize import measure, sequences
+from model.convert.linearize import report, sequences
 from model.convert.linearize.chats import CHAT_ML, ChatFormat
 from model.convert.linearize.sequences import (
     Sequences,
@@ -90,13 +90,13 @@ def test_answers_of_recall_texts_were_told_before_and_are_marked(chat: ChatForma
 
 
 def test_recall_texts_share_no_name_and_no_value_with_the_measure() -> None:
-    assert not set(sequences.NAMES) & set(measure.NAMES)
+    assert not set(sequences.NAMES) & set(report.NAMES)
     values = {value for kind in sequences.KINDS for value in kind.values}
-    assert not values & set(measure.COLORS)
+    assert not values & set(report.COLORS)
 
 
 def test_measure_of_recall_tells_a_reader_from_a_guesser() -> None:
-    tokenizer = tiny_tokenizer(tuple(f" {color}" for color in measure.COLORS))
+    tokenizer = tiny_tokenizer(tuple(f" {color}" for color in report.COLORS))
     head = torch.eye(tokenizer.vocab_size)
     text = torch.tensor(tokenizer.encode("a story goes on and on. " * 40))
 
@@ -109,7 +109,7 @@ def test_measure_of_recall_tells_a_reader_from_a_guesser() -> None:
         hidden[0, -1, tokenizer.encode(f" {color}")[0]] = 50.0
         return hidden
 
-    found = measure.recall(reader, head, tokenizer, text, 300, 16)
+    found = report.recall(reader, head, tokenizer, text, 300, 16)
     assert (found.accuracy, found.count) == (1.0, 16)
     assert found.bits == pytest.approx(0.0, abs=1e-4)
 
@@ -119,14 +119,14 @@ def test_bits_per_byte_of_an_even_guess() -> None:
     head = torch.zeros(256, 4)
     ids = torch.randint(10, 200, (3, 100))
     sizes = torch.ones(tokenizer.vocab_size, dtype=torch.int64)
-    bits = measure.bits_per_byte(lambda x: torch.zeros(1, x.shape[1], 4), head, ids, sizes)
+    bits = report.bits_per_byte(lambda x: torch.zeros(1, x.shape[1], 4), head, ids, sizes)
     assert bits.all == pytest.approx(8.0)
     assert bits.by_position == pytest.approx({64: 8.0, 100: 8.0})
 
 
 def test_special_ids_have_no_bytes_to_predict() -> None:
     tokenizer = tiny_tokenizer()
-    sizes = measure.token_bytes(tokenizer)
+    sizes = report.token_bytes(tokenizer)
     assert sizes[list(tokenizer.special_names)].sum() == 0
     assert sizes[tokenizer.encode("abc")].tolist() == [1, 1, 1]
 

@@ -13,10 +13,9 @@ from gguf import GGUFWriter
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from model.convert.linearize.chats import CHAT_ML, LLAMA3, chat_format
-from model.convert.linearize.network import Llama
 from model.convert.linearize.plan import LlamaShape, Plan, plan_from_json, smollm2_plan, window_plan
 from model.convert.linearize.result import Adapter, load_adapter, save_adapter
-from model.convert.linearize.source import read_source
+from model.convert.linearize.source import Llama, read_source
 from model.convert.linearize.student import Student
 from model.families.llama.config import LayerPlan
 from model.files import ConfigError

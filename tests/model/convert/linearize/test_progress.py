@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from model.convert.linearize.run import LINE_EVERY_S, metered
+from model.convert.linearize.train import LINE_EVERY_S, metered
 
 
 class Terminal(io.StringIO):

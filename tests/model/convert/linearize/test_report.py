@@ -8,28 +8,32 @@ from typing import Any
 import pytest
 import torch
 
-from model.convert.linearize import measure
 from model.convert.linearize.report import (
     ABLATED,
+    COLORS,
     CONTROL,
     CONVERTED,
     SOURCE,
     Measures,
     Subject,
+    bits_per_byte,
+    recall,
+    samples,
+    token_bytes,
     write_report,
 )
 from model.convert.linearize.scan import equal_window
 from model.convert.linearize.student import Student
 from tests.model.convert.linearize.tiny import BLOCK_PLAN, SHAPE, tiny_llama, tiny_tokenizer
 
-COLORS = tuple(f" {color}" for color in measure.COLORS)
+COLOR_TOKENS = tuple(f" {color}" for color in COLORS)
 MEASURES = Measures(pieces=2, length=150, recalls=4, distances=(60, 120, 3000))
-WIDE = replace(SHAPE, vocab_size=SHAPE.vocab_size + len(COLORS))
+WIDE = replace(SHAPE, vocab_size=SHAPE.vocab_size + len(COLOR_TOKENS))
 
 
 @pytest.fixture
 def subject() -> Subject:
-    tokenizer = tiny_tokenizer(COLORS)
+    tokenizer = tiny_tokenizer(COLOR_TOKENS)
     student = Student(tiny_llama(shape=WIDE), BLOCK_PLAN, {"qkv": 2})
     student.init_weights(torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -52,21 +56,19 @@ def test_each_row_is_measured_as_its_model(subject: Subject, tmp_path: Path) -> 
     rows, student = report["rows"], subject.student
     assert list(rows) == [SOURCE, CONTROL, CONVERTED, ABLATED]
     control = Student(student.source, equal_window(BLOCK_PLAN, WIDE), {})
-    pieces = measure.samples(subject.texts["book.txt"], 2, 150)
+    pieces = samples(subject.texts["book.txt"], 2, 150)
     for name, hidden in (
         (SOURCE, student.source.hidden),
         (CONTROL, control.hidden),
         (CONVERTED, student.hidden),
     ):
-        bits = measure.bits_per_byte(
-            hidden, student.source.head, pieces, measure.token_bytes(subject.tokenizer)
-        )
+        bits = bits_per_byte(hidden, student.source.head, pieces, token_bytes(subject.tokenizer))
         found = rows[name]["bits_per_byte"]["book.txt"]
         assert found["all"] == round(bits.all, 4)
         assert found["by_position"] == {str(k): round(v, 4) for k, v in bits.by_position.items()}
         # No text is longer than 3,000 tokens.
         assert list(rows[name]["recall"]) == ["60", "120"]
-        told = measure.recall(
+        told = recall(
             hidden, student.source.head, subject.tokenizer, subject.texts["book.txt"], 120, 4
         )
         assert rows[name]["recall"]["120"] == told.accuracy

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.convert.linearize.network import rotated
 from model.convert.linearize.plan import Plan
+from model.convert.linearize.source import rotated
 from model.convert.linearize.student import LORA_SCALE, Student, empty_state, near_attention, step
 from model.families.llama.config import LayerPlan
 from tests.model.convert.linearize.tiny import PLAN, SHAPE, tiny_ids, tiny_llama

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import torch
 
-from model.convert.linearize import questions
-from model.convert.linearize.chats import CHAT_ML, encode
+from model.convert.linearize.chats import CHAT_ML, FOLLOW_UPS, PLAIN, QUESTIONS, TOPICS, encode
+from model.convert.linearize.commands import talk
 from model.convert.linearize.plan import window_plan
 from model.convert.linearize.student import Student
-from model.convert.linearize.talk import talk
 from tests.model.convert.linearize.tiny import SHAPE, tiny_llama, tiny_tokenizer
 
 CHATS = [["How are you?", "Why?"], ["What?"]]
@@ -37,7 +36,7 @@ def test_fixed_chats_are_fifty_of_several_turns_that_training_never_asks() -> No
     assert len(fixed) == 50
     assert all(3 <= len(chat) <= 4 for chat in fixed)
     asked = {message for chat in fixed for message in chat}
-    topics = [(topic, other) for topic in questions.TOPICS for other in questions.TOPICS[:1]]
-    templates = (*questions.QUESTIONS, *questions.FOLLOW_UPS)
+    topics = [(topic, other) for topic in TOPICS for other in TOPICS[:1]]
+    templates = (*QUESTIONS, *FOLLOW_UPS)
     made = {text.format(*pair) for text in templates for pair in topics}
-    assert not asked & (made | set(questions.PLAIN))
+    assert not asked & (made | set(PLAIN))

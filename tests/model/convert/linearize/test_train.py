@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from model.convert.linearize.chats import CHAT_ML
-from model.convert.linearize.run import Run
 from model.convert.linearize.sequences import Sequences, Shares, Text
 from model.convert.linearize.student import Student
 from model.convert.linearize.train import (
@@ -17,11 +16,12 @@ from model.convert.linearize.train import (
     Choice,
     Head,
     Options,
+    Run,
     Schedule,
     Trainer,
     divergence,
 )
-from model.training.errors import TrainingError
+from model.training import TrainingError
 from tests.model.convert.linearize.tiny import PLAN, SHAPE, tiny_llama, tiny_tokenizer
 
 OPTIONS = Options(

@@ -6,8 +6,8 @@ import torch
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from model.convert.linearize.network import Llama
 from model.convert.linearize.plan import LlamaShape, Plan
+from model.convert.linearize.source import Llama
 from model.families.llama.config import LayerPlan
 from model.tokenizer import Tokenizer
 

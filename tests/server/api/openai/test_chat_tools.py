@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import pytest_asyncio
 
-from model.chat.python_calls import literal
+from model.chat.call_forms import literal
 from model.chat.template import ChatTemplate
 from model.tokenizer import Tokenizer
 from server.constraints.compiler import FormatCompiler

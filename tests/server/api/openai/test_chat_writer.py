@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import sse
 from model.chat.call_forms import TAGGED
-from server.api.openai.chat.writer import ChatWriter
+from server.api.openai.chat import ChatWriter
 from server.api.openai.choices import TokenNames
 from server.engine.types import Event, Finished, Request, SamplingParams, Started, TokenEvent, Usage
 from tests.fakes import MODEL, ByteTokenizer

@@ -19,8 +19,7 @@ from model.families.qwen35.chat import TEMPLATE as OUR_QWEN35
 from server.api.chat.calls import with_texts
 from server.api.chat.messages import ChatMessage
 from server.api.chat.prompt import prompt_of
-from server.api.openai.chat.body import ChatBody
-from server.api.openai.chat.writer import ChatWriter
+from server.api.openai.chat import ChatBody, ChatWriter
 from server.api.openai.responses.events import ResponseWriter
 from server.api.openai.responses.items import Note, chat_messages, input_items
 from server.api.openai.responses.schemas import ResponsesBody

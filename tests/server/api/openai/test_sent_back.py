@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from server.api.chat.messages import AssistantMessage, ToolMessage
-from server.api.openai.chat.body import ChatBody
+from server.api.openai.chat import ChatBody
 from server.api.openai.responses.schemas import ResponsesBody
 from server.api.schemas.parse import parse_body
 from server.errors import InvalidRequest

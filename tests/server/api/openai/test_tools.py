@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from model.chat.call_forms import FENCED, FORMS, LISTED, PARAMETERS, TAGGED, CallForm
-from model.chat.python_calls import literal
+from model.chat.call_forms import FENCED, FORMS, LISTED, PARAMETERS, TAGGED, CallForm, literal
 from model.chat.template import PLAIN, ChatTemplate
 from model.chat.turns import Turns
 from server.api.chat.calls import (

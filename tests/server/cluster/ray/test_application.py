@@ -7,14 +7,13 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from server.cluster.ray.application import NAME, build
-from server.cluster.ray.replica import Replica
+from server.cluster.ray.application import NAME, Replica, build
 from server.config.settings import ConfigError
 
 FILE = Path(__file__).parents[4] / "deploy" / "ray" / "serve.yaml"
 
 
-# Ray's own: see `server.cluster.ray.replica`.
+# Ray's own: see `server.cluster.ray.application`.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The `metrics_interval_s` field in AutoscalingConfig is deprecated:DeprecationWarning"
 )

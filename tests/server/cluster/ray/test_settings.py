@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from server.cluster.ray.replica import read_settings, settings_of
+from server.cluster.ray.application import read_settings, settings_of
 from server.config.settings import ConfigError, ServerConfig
 
 

@@ -64,7 +64,7 @@ inline int weights_of_prefetch(Precision precision) {
     }
 }
 
-// Products with nothing between their tiles; see updates.h.
+// Products with nothing between their tiles; see Updates in step.h.
 struct NoUpdates {
     using Along = NoPieces;
     NoUpdates share(int, int) const { return {}; }

@@ -1,5 +1,5 @@
 // The layouts in files are those of llama.cpp (ggml-common.h, ggml-quants.c).
-#include "products/pack_gguf.h"
+#include "products/gguf_blocks.h"
 
 #include <cstring>
 

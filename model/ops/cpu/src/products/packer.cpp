@@ -1,6 +1,6 @@
 #include "products/packer.h"
 
-#include "products/pack_gguf.h"
+#include "products/gguf_blocks.h"
 
 #include <algorithm>
 #include <cmath>

@@ -11,14 +11,16 @@
 #include <stdexcept>
 
 #include "runtime/levels.h"
-#include "runtime/processor.h"
 #include "runtime/precisions.h"
+#include "runtime/processor.h"
 #include "runtime/runtime.h"
-#include "training/bindings.h"
 
 namespace nb = nanobind;
 
 namespace everstream {
+
+void bind_training(nb::module_& m);  // in training/bindings.cpp
+
 namespace {
 
 using FloatArray = nb::ndarray<const float, nb::numpy, nb::c_contig, nb::device::cpu>;

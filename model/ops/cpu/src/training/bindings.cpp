@@ -1,7 +1,5 @@
 // The class Training of the extension module: the fused passes of a training step on arrays of
 // torch. Shapes and types are checked here, because a kernel would touch foreign memory.
-#include "training/bindings.h"
-
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>

@@ -10,9 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model.ops.cpu._native import Training
-from model.ops.fused.native import kernels_for, without_kernels
-from model.ops.fused.norm import rms_norm
-from model.ops.fused.swiglu import swiglu
+from model.ops.fused import kernels_for, rms_norm, swiglu, without_kernels
 
 
 def test_kernels_are_used_where_a_gradient_is_wanted() -> None:

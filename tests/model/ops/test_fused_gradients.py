@@ -10,11 +10,20 @@ import torch
 from torch import Tensor
 
 from model.ops.cpu._native import Training, levels
-from model.ops.fused.convolution import Convolution, convolved_silu
-from model.ops.fused.delta import Delta, packed_delta_chunk
-from model.ops.fused.gated_norm import GatedNorm, gated_rms_norm
-from model.ops.fused.norm import AddNorm, Norm, add_rms_norm, rms_norm
-from model.ops.fused.swiglu import Swiglu, swiglu
+from model.ops.fused import (
+    AddNorm,
+    Convolution,
+    Delta,
+    GatedNorm,
+    Norm,
+    Swiglu,
+    add_rms_norm,
+    convolved_silu,
+    gated_rms_norm,
+    packed_delta_chunk,
+    rms_norm,
+    swiglu,
+)
 
 EPSILON = 1e-5
 #: Of the norm of a result, float32 and eight roundings to bfloat16.

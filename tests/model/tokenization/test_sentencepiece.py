@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from model.tokenization.base import TokenizerError
-from model.tokenization.sentencepiece_file import read_sentencepiece
+from model.tokenization.sentencepiece import read_sentencepiece
 from model.tokenizer import Tokenizer
 from tests.model.tokenization.files import llama, llama_tokenizer, schema, sentencepiece_file
 

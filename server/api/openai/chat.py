@@ -1,18 +1,26 @@
-"""OpenAI's ``chat.completion``, whole or in chunks, from the events of its request."""
+"""`POST /v1/chat/completions`: messages by the model's template, and calls of functions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
 import orjson
+from fastapi import APIRouter, Request, Response
+from pydantic import Field, model_validator
+from typing_extensions import TypedDict
 
 from model.chat.call_forms import CallForm
-from server.api.answers import drafted, ended, sse, total_usage
-from server.api.chat.calls import Arguments, CallBegins, Text
+from server.api.answers import JsonAnswer, StreamAnswer, drafted, ended, sse, total_usage
+from server.api.chat.calls import Arguments, CallBegins, Text, ToolChoice
+from server.api.chat.messages import MAX_PARTS, Messages, TemplateKwargs, TextPart, Tools
+from server.api.chat.prepare import Chat, Effort, prepared
 from server.api.chat.reader import AnswerPiece, AnswerReader, Thought, WholeAnswer, WholeCall
 from server.api.errors import error_object
 from server.api.events import EpochName
+from server.api.openai.bodies import GenerationBody
 from server.api.openai.choices import (
     AnswerWriter,
     Json,
@@ -22,11 +30,124 @@ from server.api.openai.choices import (
     finite,
     written_list,
 )
-from server.api.schemas.requests import StreamOptions
-from server.api.schemas.responses import CompletionDetails
-from server.engine.types import Event, Finished, Request, Scored, Started, TokenEvent, Usage
-from server.errors import RequestError
-from server.models.service import ModelInfo
+from server.api.openai.other_fields import CHAT, with_usual_thinking
+from server.api.routing import ERRORS, EVENT_STREAM, body_schema, keyed, service_with
+from server.api.schemas.parse import body_of
+from server.api.schemas.requests import SomeTokens, StreamOptions
+from server.api.schemas.responses import CompletionDetails, PromptUsage
+from server.api.schemas.wire import Refusal, Wire
+from server.engine.types import Event, Finished, Scored, Started, TokenEvent, Usage
+from server.engine.types import Request as EngineRequest
+from server.errors import RequestError, invalid
+from server.models.service import ID_BYTES, LOGPROB_BYTES, TOKEN_BYTES, ModelInfo
+
+
+class Prediction(Wire):
+    """What most of the answer is expected to be: what of it is right is generated faster."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS)]
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        content = self.content
+        return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class ChatBody(GenerationBody):
+    """`POST /v1/chat/completions`."""
+
+    refused: ClassVar[Mapping[str, Refusal]] = CHAT
+
+    messages: Messages
+    max_completion_tokens: SomeTokens | None = None
+    logprobs: bool | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
+    reasoning_effort: Effort | None = None
+    prediction: Prediction | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _usual_thinking(cls, value: object) -> object:
+        return with_usual_thinking(value)
+
+
+class ChatTop(TypedDict):
+    """A token that was likely; ``bytes`` are what it stands for."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatToken(ChatTop):
+    """A token that was drawn."""
+
+    top_logprobs: list[ChatTop]
+
+
+class ChatLogprobs(TypedDict):
+    """How likely the tokens of an answer were."""
+
+    content: list[ChatToken]
+    refusal: None
+
+
+class CalledFunctionAnswer(TypedDict):
+    """What to call; ``arguments`` is JSON that conforms to the function's schema."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallAnswer(TypedDict):
+    """A call that the client may make for the model."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunctionAnswer
+
+
+class ChatMessageAnswer(TypedDict):
+    """What the assistant says, or calls."""
+
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: NotRequired[str]
+    refusal: None
+    tool_calls: NotRequired[list[ToolCallAnswer]]
+
+
+class ChatChoice(TypedDict):
+    """One answer."""
+
+    index: int
+    message: ChatMessageAnswer
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls", "cancelled"]
+    token_ids: NotRequired[list[int]]
+
+
+class ChatCompletion(TypedDict):
+    """OpenAI's ``chat.completion``, with the seed, and of a kept session its name and length."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: PromptUsage
+    seed: int
+    session: NotRequired[str]
+    position: NotRequired[int]
+    prompt_token_ids: NotRequired[list[int]]
 
 
 class WrittenChatChoice(WrittenChoice):
@@ -98,7 +219,7 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
 
     def __init__(
         self,
-        request: Request,
+        request: EngineRequest,
         model: ModelInfo,
         created_s: int,
         options: StreamOptions | None = None,
@@ -278,3 +399,85 @@ def _entry(names: TokenNames, id: int, logprob: float | None) -> Json:
 def _call(call: WholeCall) -> Json:
     function = {"name": call.name, "arguments": call.arguments.getvalue()}
     return {"id": f"call_{call.id}", "type": "function", "function": function}
+
+
+router = APIRouter()
+
+
+@router.post(
+    "/v1/chat/completions",
+    response_model=ChatCompletion,
+    response_model_exclude_unset=True,
+    responses=ERRORS | EVENT_STREAM,
+    openapi_extra=body_schema(ChatBody),
+)
+async def chat(request: Request) -> Response:
+    """Answer messages: JSON, or server-sent events with stream."""
+    body = keyed(request, await body_of(ChatBody, request))
+    service = await service_with(request, body.session, body.model)
+    if body.session is not None or body.keep:
+        request.state.caller.require("sessions")
+    _check(body)
+    made = await prepared(service, request.state.owner, _chat(body))
+    num_bytes = 0 if body.stream else _num_bytes(body, made.request)
+    param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    service.large_answers.check(num_bytes, param, f"n, {param} and top_logprobs")
+    names, now = TokenNames(service.tokenizer) if body.logprobs else None, int(time.time())
+    writer = ChatWriter(
+        made.request,
+        service.model,
+        now,
+        body.stream_options,
+        made.calls,
+        names,
+        service.async_engine.epoch_name,
+        bool(body.return_token_ids),
+    )
+    if body.stream:
+        return StreamAnswer(service, made.request, writer)
+    return JsonAnswer(service, made.request, writer, num_bytes)
+
+
+def _num_bytes(body: ChatBody, engine_request: EngineRequest) -> int:
+    """What an answer may take."""
+    assert engine_request.sampling is not None
+    num_entries = 1 + (body.top_logprobs or 0) if body.logprobs else 0
+    per_id = ID_BYTES if body.return_token_ids else 0
+    per_token = TOKEN_BYTES + num_entries * LOGPROB_BYTES + per_id
+    of_prompt = len(engine_request.tokens) * per_id
+    return of_prompt + engine_request.num_choices * engine_request.sampling.max_tokens * per_token
+
+
+def _check(body: ChatBody) -> None:
+    """Raises `InvalidRequest` for fields that do not go together."""
+    body.check(shows_logprobs=bool(body.logprobs))
+    if body.top_logprobs and not body.logprobs:
+        raise invalid("top_logprobs", "needs logprobs to be true")
+    if body.max_completion_tokens is not None and body.max_tokens not in (
+        None,
+        body.max_completion_tokens,
+    ):
+        raise invalid("max_tokens", "is another name for max_completion_tokens: give one of them")
+
+
+def _chat(body: ChatBody) -> Chat:
+    is_renamed = body.max_completion_tokens is not None
+    return Chat(
+        id=f"chatcmpl-{secrets.token_hex(16)}",
+        messages=body.messages,
+        tools=body.tools,
+        tool_choice=body.tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls,
+        response_format=body.response_format,
+        drawing=body,
+        wanted=body,
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        num_choices=body.n or 1,
+        with_logprobs=bool(body.logprobs),
+        effort=body.reasoning_effort,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=bool(body.continue_final_message),
+        template_kwargs=body.chat_template_kwargs or {},
+        prediction=None if body.prediction is None else body.prediction.text,
+        names={"max_tokens": "max_completion_tokens"} if is_renamed else {},
+    )

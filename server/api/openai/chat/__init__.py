@@ -1,1 +1,0 @@
-"""Chat completions: messages, tools, reasoning, answers."""
