@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from transformers import (
-    Lfm2Config as TheirLfm2Config,
-)
-from transformers import (
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     Lfm2ForCausalLM,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -24,6 +23,9 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 from transformers import (
+    Lfm2Config as TheirLfm2Config,
+)
+from transformers import (
     LlamaConfig as TheirLlamaConfig,
 )
 
@@ -34,6 +36,8 @@ from model.families.lfm2 import read as lfm2_read
 from model.families.lfm2.config import Lfm2Config
 from model.families.llama import read as llama_read
 from model.families.llama.config import LlamaConfig
+from model.families.mamba2_hybrid import read as mamba2_hybrid_read
+from model.families.mamba2_hybrid.config import Mamba2HybridConfig
 from model.families.qwen35.config import Qwen35Config
 from model.families.qwen35.read import folder_names
 from model.foreign.hybrid_names import HybridNames
@@ -57,6 +61,8 @@ class Hybrid:
     def names(self) -> HybridNames:
         if self.family == "qwen3_5_text":
             return folder_names("model.")
+        if self.family == "granitemoehybrid":
+            return mamba2_hybrid_read.granite_names(self.theirs["logits_scaling"])
         return (lfm2_read if self.family == "lfm2" else llama_read).FOLDER
 
     def build(self) -> PreTrainedModel:
@@ -70,6 +76,7 @@ class Hybrid:
 FAMILIES: dict[str, tuple[Any, Any]] = {
     "qwen3_5_text": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
     "lfm2": (TheirLfm2Config, Lfm2ForCausalLM),
+    "granitemoehybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM),
     "llama": (TheirLlamaConfig, LlamaForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
@@ -149,6 +156,54 @@ def lfm2(**changes: Any) -> Hybrid:
         "block_auto_adjust_ff_dim": False,
     }
     return Hybrid(config, theirs, "lfm2")
+
+
+def granite(logits_scaling: float = 3.0, **changes: Any) -> Hybrid:
+    """Granite 4.0-H. Sizes by our names."""
+    values = {
+        "vocab_size": 97,
+        "hidden_size": 20,
+        "num_hidden_layers": 4,
+        "intermediate_size": 37,
+        "attention_layers": (2,),
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 5,
+        "num_mamba_heads": 8,
+        "mamba_head_dim": 5,
+        "state_size": 7,
+        "num_groups": 2,
+        "embedding_scale": 1.5,
+        "residual_scale": 0.7,
+        "attention_scale": 0.3,
+        "norm_eps": 1e-6,
+        "context": CONTEXT,
+        **changes,
+    }
+    config = Mamba2HybridConfig(**values)
+    theirs = {
+        **_shared(config),
+        "layer_types": [
+            "full_attention" if attention else "linear_attention"
+            for attention in config.is_attention
+        ],
+        "shared_intermediate_size": config.intermediate_size,
+        "num_local_experts": 0,
+        "position_embedding_type": "rope" if config.rotary_dim else "nope",
+        "rms_norm_eps": config.norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "mamba_n_heads": config.num_mamba_heads,
+        "mamba_d_head": config.mamba_head_dim,
+        "mamba_expand": config.mamba.inner_size // config.hidden_size,
+        "mamba_d_state": config.state_size,
+        "mamba_n_groups": config.num_groups,
+        "mamba_d_conv": config.conv_size,
+        "embedding_multiplier": config.embedding_scale,
+        "residual_multiplier": config.residual_scale,
+        "attention_multiplier": config.attention_scale,
+        "logits_scaling": logits_scaling,
+    }
+    return Hybrid(config, theirs, "granitemoehybrid")
 
 
 def llama(family: str = "llama", scaling: Rotary | None = None, **changes: Any) -> Hybrid:
@@ -245,6 +300,32 @@ HYBRIDS = {
         num_key_value_heads=2,
         head_dim=16,
         rope_theta=1e6,
+    ),
+    "granite-odd": granite(),
+    "granite-rotary": granite(
+        head_dim=6,
+        hidden_size=24,
+        rotary_dim=6,
+        num_mamba_heads=6,
+        mamba_head_dim=8,
+        embedding_scale=12.0,
+        residual_scale=0.22,
+        tied=False,
+        attention_layers=(0, 3),
+        conv_size=3,
+    ),
+    "granite-wide": granite(
+        vocab_size=330,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=6,
+        attention_layers=(2, 5),
+        head_dim=16,
+        num_mamba_heads=8,
+        mamba_head_dim=16,
+        state_size=32,
+        num_groups=1,
+        norm_eps=1e-5,
     ),
     "llama-odd": llama(
         scaling=Rotary(

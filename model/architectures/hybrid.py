@@ -260,8 +260,9 @@ class HybridConfig(BoundedConfig):
     A subclass says what the other layers have.
     """
 
-    #: Whether attention has a gate.
+    #: Whether attention has a gate, and norms of queries and keys.
     gated: ClassVar[bool]
+    qk_norm: ClassVar[bool] = True
     #: Of so many layers the last is attention, where nothing else is known.
     interval: ClassVar[int]
 
@@ -292,10 +293,14 @@ class HybridConfig(BoundedConfig):
 
     def weight_shapes(self) -> dict[str, Shape]:
         """See `model.architectures.config.Config`."""
-        sizes = self.hidden_size, self.num_attention_heads, self.num_key_value_heads, self.head_dim
-        attention, other = attention_shapes(*sizes, gated=self.gated), self.other_shapes()
+        attention, other = self.attention_shapes(), self.other_shapes()
         mixers = [attention if is_attention else other for is_attention in self.is_attention]
         return decoder_shapes(self, mixers, self.tied)
+
+    def attention_shapes(self) -> dict[str, Shape]:
+        """The weights of a layer's attention, by their names in it."""
+        sizes = self.hidden_size, self.num_attention_heads, self.num_key_value_heads, self.head_dim
+        return attention_shapes(*sizes, gated=self.gated, qk_norm=self.qk_norm)
 
     @abstractmethod
     def other_state(self) -> dict[str, TensorSpec]:

@@ -59,6 +59,7 @@ READERS: dict[str, tuple[str, str]] = {
     "qwen3_5": ("model.families.qwen35.read", "read_qwen35"),
     "qwen3_5_text": ("model.families.qwen35.read", "read_qwen35"),
     "lfm2": ("model.families.lfm2.read", "read_lfm2"),
+    "granitemoehybrid": ("model.families.mamba2_hybrid.read", "read_granite"),
     "mamba": ("model.families.mamba.read", "read_mamba"),
     "falcon_mamba": ("model.families.mamba.read", "read_mamba"),
     "mamba2": ("model.families.mamba.read", "read_mamba2"),
@@ -68,7 +69,7 @@ READERS: dict[str, tuple[str, str]] = {
 
 #: The functions that look at no tensor's numbers but those of a head that is also the embedding.
 _BY_SHAPES = (
-    *("read_rwkv7", "read_arwkv7", "read_qwen35", "read_lfm2"),
+    *("read_rwkv7", "read_arwkv7", "read_qwen35", "read_lfm2", "read_granite"),
     *("read_llama", "read_qwen2", "read_qwen3", "read_smollm3"),
     *("read_mamba", "read_mamba2", "read_state_spaces", "read_mistral"),
 )
@@ -92,7 +93,7 @@ WITH_ATTENTION = ("qwen35", "lfm2", "llama", "qwen2", "qwen3", "smollm3")
 REFUSED: dict[str, tuple[str, ...]] = {
     GROWS: (
         *("qwen3_next", "kimi_linear", "falcon_h1"),
-        *("minimax", "minimax_text_01", "granitemoehybrid", "nemotron_h", "jamba", "bamba"),
+        *("minimax", "minimax_text_01", "nemotron_h", "jamba", "bamba"),
         *("plamo2", "zamba", "zamba2"),
         *("qwen3next", "kimi-linear", "kimi-k3", "falcon-h1"),
         *("granitehybrid", "nemotron_h_moe", "minimax-01"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -43,7 +43,7 @@ class HybridNames:
             mixer = self.attention if is_attention[int(layer)] else self.other
             part = self.both[name] if name in self.both else mixer[name.removeprefix("mixer.")]
             keys = tuple(f"{self.block.format(layer)}.{key}" for key in part.keys)
-            parts[ours] = Part(keys, part.form)
+            parts[ours] = replace(part, keys=keys)
         return parts
 
 

@@ -212,18 +212,25 @@ class Mamba2Config(JsonConfig):
         return self.inner_size + 2 * self.num_groups * self.state_size
 
     def layer_states(self) -> Sequence[dict[str, TensorSpec]]:
+        """See `mixer_state`."""
+        return [self.mixer_state()] * self.num_hidden_layers
+
+    def mixer_state(self) -> dict[str, TensorSpec]:
         """The inputs before the convolution, oldest first [W - 1, channels], and S [H, N, P]."""
         heads, dim = self.num_attention_heads, self.head_dim
-        layer = {
+        return {
             "conv": TensorSpec((self.conv_size - 1, self.conv_channels)),
             "S": TensorSpec((heads, self.state_size, dim)),
         }
-        return [layer] * self.num_hidden_layers
 
     def weight_shapes(self) -> dict[str, Shape]:
-        """See `model.architectures.config.Config`. The rows of ``in`` are z, x, B, C and dt."""
+        """See `model.architectures.config.Config`."""
+        return decoder_shapes(self, [self.mixer_shapes()] * self.num_hidden_layers, self.tied)
+
+    def mixer_shapes(self) -> dict[str, Shape]:
+        """The weights of a layer's mixer. The rows of ``in`` are z, x, B, C and dt."""
         heads, inner, channels = self.num_attention_heads, self.inner_size, self.conv_channels
-        mixer: dict[str, Shape] = {
+        return {
             "in.weight": (inner + channels + heads, self.hidden_size),
             "conv": (channels, self.conv_size),
             "conv_bias": (channels,),
@@ -233,7 +240,6 @@ class Mamba2Config(JsonConfig):
             "norm.weight": (inner,),
             "out.weight": (self.hidden_size, inner),
         }
-        return decoder_shapes(self, [mixer] * self.num_hidden_layers, self.tied)
 
     def fixed_weights(self) -> frozenset[str]:
         return frozenset()

@@ -17,6 +17,7 @@ from model.architectures.hybrid import with_past
 from model.architectures.network import ModelState, model_of
 from model.families.lfm2.config import Lfm2Config
 from model.families.llama.config import LlamaConfig
+from model.families.mamba2_hybrid.config import Mamba2HybridConfig
 from model.families.qwen35.config import Qwen35Config
 from model.files import ConfigError
 from model.foreign.renamed import Renamed
@@ -53,16 +54,18 @@ def test_logits_and_states_equal_transformers(model: Decoder, name: str) -> None
         logits, state = form(model, tokens)
         assert_close(logits, wanted.logits.double(), TOLERANCE)
         for found, layer in zip(state, wanted.past_key_values.layers, strict=True):
-            assert_close_states(found, their_state(layer, found, 70))
+            assert_close_states(found, their_state(layer, found, name))
 
 
-def their_state(layer: Any, found: dict[str, Tensor], length: int) -> dict[str, Tensor]:
+def their_state(layer: Any, found: dict[str, Tensor], name: str) -> dict[str, Tensor]:
     """A layer's state as we keep it; their convolution's has one input more."""
     if "k" in found:
         return {"k": layer.keys.transpose(1, 2), "v": layer.values.transpose(1, 2)}
     state = {"conv": layer.conv_states[0][..., -found["conv"].shape[1] :].transpose(1, 2)}
     if "S" in found:
-        state["S"] = layer.recurrent_states[0]
+        sums = layer.recurrent_states[0]
+        is_mamba = isinstance(HYBRIDS[name].config, Mamba2HybridConfig)
+        state["S"] = sums.transpose(-1, -2) if is_mamba else sums
     return state
 
 
@@ -83,7 +86,7 @@ def test_greedy_tokens_equal_transformers(model: Decoder, name: str) -> None:
     prompt = texts(name, 30, batch=1)
     answer = theirs(name)(prompt, use_cache=True)
     wanted: list[int] = []
-    for _ in range(100):
+    for _ in range(300):
         wanted.append(int(answer.logits[0, -1].argmax()))
         answer = theirs(name)(
             torch.tensor([wanted[-1:]]), past_key_values=answer.past_key_values, use_cache=True
@@ -91,7 +94,7 @@ def test_greedy_tokens_equal_transformers(model: Decoder, name: str) -> None:
     found: list[int] = []
     logits, state = chunk(model, prompt)
     last = logits[:, -1]
-    for index in range(100):
+    for index in range(300):
         found.append(int(last.argmax()))
         last, state = model.step(torch.tensor(found[-1:]), state, torch.tensor([30 + index]))
     assert found == wanted

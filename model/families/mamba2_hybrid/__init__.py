@@ -1,0 +1,1 @@
+"""Granite 4.0-H: Mamba-2 and attention in turn."""
