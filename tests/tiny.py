@@ -56,7 +56,10 @@ def tiny_tokenizer() -> Tokenizer:
 
 
 #: What `tiny_checkpoint` takes for a mechanism of our own block, and is another architecture.
-ARCHITECTURES = ("rwkv7", "arwkv7", "mamba2", "mamba", "qwen35", "lfm2", "llama", "llama-windows")
+ARCHITECTURES = (
+    *("rwkv7", "arwkv7", "mamba2", "mamba", "qwen35", "lfm2", "llama", "llama-windows"),
+    "mamba2_hybrid",
+)
 #: The same of those whose state has a bounded past, and what that is: families, and one of them
 #: under a bound that a test reaches soon.
 BOUNDED = {

@@ -101,6 +101,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         name="mamba2_hybrid",
         config=("model.families.mamba2_hybrid.config", "Mamba2HybridConfig"),
         network=("model.families.mamba2_hybrid.network", "Mamba2Hybrid"),
+        native=("model.native.options", "mamba2_hybrid_options"),
     ),
     "everstream-arwkv7": Architecture(
         name="arwkv7",

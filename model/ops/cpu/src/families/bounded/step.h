@@ -35,7 +35,9 @@ protected:
 
     void begin() {
         w.each(b.num_rows, [&](int row) {
-            look_up(m.embedding, b.tokens[row], b.x + size_t(row) * s.x);
+            float* x = b.x + size_t(row) * s.x;
+            look_up(m.embedding, b.tokens[row], x);
+            if (m.embedding_scale != 1.0f) scale(x, m.embedding_scale, m.hidden);
             if (!m.farthest) return;  // no layer is attention
             const int half = m.rotary_size / 2;
             float* at = buffer(B::angles, row);
@@ -119,7 +121,6 @@ private:
         const int n = m.head_size, turning = m.rotary_size / 2, half = l.rotates ? turning : 0;
         const float* angles = buffer(B::angles, row);
         const float *sine = angles + turning, *near = sine + turning, *near_sine = near + turning;
-        const float root = 1.0f / std::sqrt(float(n));
         for (int head = kv * m.group(); head < (kv + 1) * m.group(); head++) {
             float* q = query(row, head);
             if (l.q_norm) rms_norm(q, l.q_norm, m.eps, n);
@@ -128,7 +129,7 @@ private:
                 far_features(l.far, map, q, n, far_of(row, head));
                 far_weight_of(row, head) = far_weight(l.far, head, q, n);
             }
-            scale(q, root, n);
+            scale(q, m.score_scale, n);
             if (is_far(row)) {
                 float* to_sinks = buffer(B::near, row) + head * n;
                 std::memcpy(to_sinks, q, size_t(n) * 4);
