@@ -83,11 +83,12 @@ GGUF_READERS = {
     **dict.fromkeys(
         ("llama", "qwen2", "qwen3", "smollm3"), ("model.families.llama.gguf", "read_gguf")
     ),
+    "granitehybrid": ("model.families.mamba2_hybrid.gguf", "read_gguf"),
     "mamba": ("model.families.mamba.gguf", "read_gguf"),
     "mamba2": ("model.families.mamba.gguf", "read_gguf"),
 }
 #: Those whose attention has a bounded past.
-WITH_ATTENTION = ("qwen35", "lfm2", "llama", "qwen2", "qwen3", "smollm3")
+WITH_ATTENTION = ("qwen35", "lfm2", "llama", "qwen2", "qwen3", "smollm3", "granitehybrid")
 
 #: Families that people will try, by why they cannot be served: their names in config.json and GGUF.
 REFUSED: dict[str, tuple[str, ...]] = {
@@ -96,7 +97,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
         *("minimax", "minimax_text_01", "nemotron_h", "jamba", "bamba"),
         *("plamo2", "zamba", "zamba2"),
         *("qwen3next", "kimi-linear", "kimi-k3", "falcon-h1"),
-        *("granitehybrid", "nemotron_h_moe", "minimax-01"),
+        *("nemotron_h_moe", "minimax-01"),
     ),
     "only the dense ones of this family are": (
         *("qwen3_5_moe", "qwen3_5_moe_text", "qwen35moe", "lfm2_moe", "lfm2moe"),

@@ -103,7 +103,7 @@ KINDS = {"mamba": False, "linear_attention": False, "attention": True, "full_att
 def read_granite(source: ForeignConfig, weights: Weights) -> tuple[Mamba2HybridConfig, Renamed]:
     """A folder of ``granitemoehybrid`` without experts."""
     files = weights.take_all()
-    file, names = file_name(files), granite_names(_scale(source, "logits_scaling"))
+    file, names = file_name(files), granite_names(source.scale("logits_scaling"))
     config = _granite(source)
     ours = Renamed(files, names.parts_of(config))
     ours.check(file, config.weight_shapes(), refuse_other_head(files, config, names, file))
@@ -146,22 +146,15 @@ def _granite(source: ForeignConfig) -> Mamba2HybridConfig:
         state_size=source.integer("mamba_d_state", 256),
         num_groups=source.integer("mamba_n_groups", 1),
         conv_size=source.integer("mamba_d_conv", 4),
-        embedding_scale=_scale(source, "embedding_multiplier"),
-        residual_scale=_scale(source, "residual_multiplier"),
-        attention_scale=_scale(source, "attention_multiplier"),
+        embedding_scale=source.scale("embedding_multiplier"),
+        residual_scale=source.scale("residual_multiplier"),
+        attention_scale=source.scale("attention_multiplier"),
         norm_eps=source.number("rms_norm_eps", 1e-6),
         tied=source.boolean("tie_word_embeddings", False),
         bos_token_id=source.special_id("bos_token_id", vocab_size),
         eos_token_id=source.special_id("eos_token_id", vocab_size),
         max_context=source.integer("max_position_embeddings", 2048),
     )
-
-
-def _scale(source: ForeignConfig, name: str) -> float:
-    value = source.number(name, 1.0)
-    if value <= 0.0:
-        raise ConfigError(f"{source.family}: {name} must be positive, not {value}")
-    return value
 
 
 def _head_dim(source: ForeignConfig, inner: int, num_heads: int) -> int:

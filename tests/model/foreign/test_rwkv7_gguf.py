@@ -387,7 +387,7 @@ GROWS = "models are not supported: some of its layers are attention, whose state
     [
         *((name, f"{name} {GROWS}") for name in ("qwen3next", "plamo2")),
         *((name, f"{name} {GROWS}") for name in ("kimi-linear", "kimi-k3", "falcon-h1")),
-        *((name, f"{name} {GROWS}") for name in ("granitehybrid", "nemotron_h", "nemotron_h_moe")),
+        *((name, f"{name} {GROWS}") for name in ("nemotron_h", "nemotron_h_moe")),
         *((name, f"{name} {GROWS}") for name in ("minimax-01", "jamba")),
         ("qwen35moe", "qwen35moe models are not supported: only the dense ones of this family"),
         ("lfm2moe", "lfm2moe models are not supported: only the dense ones of this family are"),
