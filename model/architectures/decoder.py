@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.architectures.config import Config
+from model.architectures.hybrid import mlp_size
 from model.architectures.network import Losses, ModelState, Network, State
 from model.ops.fused.norm import RMSNorm
 
@@ -82,7 +83,7 @@ class Decoder(Network):
     def __init__(self, config: Config, mixers: Sequence[nn.Module], eps: float, tied: bool) -> None:
         super().__init__()
         self.config = config
-        width, inner = config.hidden_size, getattr(config, "intermediate_size", 0)
+        width, inner = config.hidden_size, mlp_size(config)
         self.embedding = nn.Embedding(config.vocab_size, width)
         self.embedding_scale: float = getattr(config, "embedding_scale", 1.0)
         scale: float = getattr(config, "residual_scale", 1.0)
@@ -122,7 +123,7 @@ class Decoder(Network):
             if name.endswith("norm.weight"):
                 nn.init.ones_(parameter)
             elif parameter.dim() >= 2:
-                is_output = name.endswith(("mixer.out.weight", "mlp.down.weight"))
+                is_output = name.endswith((".out.weight", ".down.weight"))
                 nn.init.normal_(parameter, 0.0, scale if is_output else 0.02, generator=generator)
             else:
                 nn.init.zeros_(parameter)

@@ -168,6 +168,8 @@ def mamba2_hybrid_options(config: Mamba2HybridConfig, layout: StateLayout) -> Op
         **_bounded_options(config, layout),
         "family": "mamba2_hybrid",
         "rotary_dim": config.rotary_dim,
+        "intermediate_size": config.intermediate_size,
+        "ends_with_mlp": config.ends_with_mlp,
         "num_mamba_heads": config.num_mamba_heads,
         "mamba_head_dim": config.mamba_head_dim,
         "state_size": config.state_size,

@@ -1,1 +1,1 @@
-"""Granite 4.0-H: Mamba-2 and attention in turn."""
+"""Granite 4.0-H, Nemotron-H and Falcon-H1: Mamba-2 and attention, in turn or together."""

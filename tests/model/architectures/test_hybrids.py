@@ -59,9 +59,12 @@ def test_logits_and_states_equal_transformers(model: Decoder, name: str) -> None
 
 def their_state(layer: Any, found: dict[str, Tensor], name: str) -> dict[str, Tensor]:
     """A layer's state as we keep it; their convolution's has one input more."""
+    state: dict[str, Tensor] = {}
     if "k" in found:
-        return {"k": layer.keys.transpose(1, 2), "v": layer.values.transpose(1, 2)}
-    state = {"conv": layer.conv_states[0][..., -found["conv"].shape[1] :].transpose(1, 2)}
+        state = {"k": layer.keys.transpose(1, 2), "v": layer.values.transpose(1, 2)}
+    if "conv" not in found:
+        return state
+    state |= {"conv": layer.conv_states[0][..., -found["conv"].shape[1] :].transpose(1, 2)}
     if "S" in found:
         sums = layer.recurrent_states[0]
         is_mamba = isinstance(HYBRIDS[name].config, Mamba2HybridConfig)
@@ -178,7 +181,7 @@ def test_config_survives_its_json_form(name: str) -> None:
     assert config_from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
-@pytest.mark.parametrize("cls", [Qwen35Config, Lfm2Config])
+@pytest.mark.parametrize("cls", [Qwen35Config, Lfm2Config, Mamba2HybridConfig])
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -200,7 +203,7 @@ def test_config_survives_its_json_form(name: str) -> None:
     ],
 )
 def test_config_names_the_field(
-    cls: type[Qwen35Config | Lfm2Config], values: dict[str, Any], message: str
+    cls: type[Qwen35Config | Lfm2Config | Mamba2HybridConfig], values: dict[str, Any], message: str
 ) -> None:
     sizes = {"vocab_size": 99, "num_hidden_layers": 16, "attention_layers": [3]}
     sizes |= {"num_attention_heads": 16, "model_type": cls.model_type}
@@ -220,6 +223,42 @@ def test_config_names_the_field(
 def test_qwen35_config_names_the_field(values: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Qwen35Config(99, **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rotary_dim": 3}, r"rotary_dim must be even and in 0\.\.64, not 3"),
+        ({"rotary_dim": 66}, r"rotary_dim must be even and in 0\.\.64, not 66"),
+        ({"num_groups": 5}, "num_groups must divide 48 heads, not 5"),
+        ({"state_size": 0}, "state_size must be a positive integer"),
+        ({"mamba_layers": (1, 0)}, r"mamba_layers must be in 0\.\.31 and in order, not \[1, 0\]"),
+        ({"mixer_norm": 1}, "mixer_norm must be a boolean, not 1"),
+        ({"residual_scale": 0.0}, r"residual_scale must be a float up to 10000, not 0\.0"),
+        ({"embedding_scale": 12}, "embedding_scale must be a float up to 10000, not 12"),
+        ({"attention_scale": -1.0}, r"attention_scale must be a float up to 10000, not -1\.0"),
+    ],
+)
+def test_config_of_a_hybrid_over_mamba2_names_the_field(
+    values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Mamba2HybridConfig(99, **values)
+
+
+def test_layers_of_mamba2_are_those_without_attention() -> None:
+    some = Mamba2HybridConfig(99, num_hidden_layers=4, attention_layers=(1,))
+    assert some.is_mamba == [True, False, True, True] and some.ends_with_mlp
+    assert replace(some, mamba_layers=(0, 2, 3)) == some
+    alone = replace(some, mamba_layers=(0,))
+    assert (alone.is_mamba, alone.ends_with_mlp) == ([True, False, False, False], False)
+    assert [set(layer) for layer in alone.layer_states()] == [
+        {"conv", "S"},
+        {"k", "v"},
+        set(),
+        set(),
+    ]
+    assert "blocks.2.mixer.up.weight" in alone.weight_shapes()
 
 
 def test_lfm2_config_needs_pairs_of_channels() -> None:

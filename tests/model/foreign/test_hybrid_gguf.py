@@ -36,7 +36,10 @@ ROUNDED_TOLERANCE = {"BF16": 0.05, "Q8_0": 0.15}
 #: With sizes that llama.cpp takes (keys and values of one width, whole blocks of Q8_0), and the
 #: length of a prompt after which no two ids come so near that rounding decides.
 SERVED = {"qwen35-wide": 44, "qwen35-triple": 42, "lfm2-wide": 36}
-SERVED |= {"granite-wide": 44, "llama-wide": 44, "qwen2-wide": 44, "qwen3-wide": 44}
+SERVED |= {"granite-wide": 44, "nemotron-wide": 44, "falcon-wide": 44}
+SERVED |= {"llama-wide": 44, "qwen2-wide": 44, "qwen3-wide": 44}
+#: In whose files some weights are those of the folder times its multipliers.
+MULTIPLIED = [name for name, hybrid in HYBRIDS.items() if hybrid.family == "falcon_h1"]
 QWEN, LFM2, GRANITE = "qwen35-triple", "lfm2-wide", "granite-wide"
 
 
@@ -79,7 +82,7 @@ def test_blocks_come_in_the_order_of_the_heads(path: Path) -> None:
     assert weights.block_kind("blk.0.ssm_out.weight") is None
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("name", [name for name in HYBRIDS if name not in MULTIPLIED])
 def test_file_is_the_model_of_the_folder(name: str, path: Path) -> None:
     """Bit for bit, but for norms that are stored less one and the logarithm of the decay."""
     config, weights = read_gguf(GgufFile(write_hybrid(path, name)), path.name)
@@ -93,6 +96,14 @@ def test_file_is_the_model_of_the_folder(name: str, path: Path) -> None:
         assert found == pytest.approx(expected, rel=1e-6)
     for key, tensor in ours(name).state_dict().items():
         np.testing.assert_allclose(weights[key], tensor.numpy(), rtol=0, atol=5e-7, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["falcon-normed", "falcon-wide"])
+def test_file_with_multiplied_weights_is_the_model_of_the_folder(name: str, path: Path) -> None:
+    tokens = texts(name, 40)
+    found = model_of(*read_gguf(GgufFile(write_hybrid(path, name)), path.name)).parallel(tokens)
+    wanted = ours(name).parallel(tokens)
+    assert (found - wanted).abs().max() < 1e-5 * wanted.abs().max()
 
 
 @pytest.mark.parametrize(
@@ -211,6 +222,15 @@ def test_file_is_served_with_the_tokenizer_inside(path: Path) -> None:
         (GRANITE, {"rope.scaling.finetuned": 2}, "rope.scaling.finetuned must be a boolean, not 2"),
         (GRANITE, {"rope.scaling.type": "yarn"}, r"unknown field 'rope\.scaling\.type'"),
         (GRANITE, {"ssm.group_count": 3}, "num_groups must divide 8 heads, not 3"),
+        ("nemotron-odd", {"feed_forward_length": 37}, "feed_forward_length must be one number in"),
+        ("nemotron-odd", {"feed_forward_length": [0, 37, 0, 0, 38]}, "must be one number in some"),
+        ("nemotron-odd", {"rope.scaling.finetuned": True}, "finetuned True is not supported"),
+        ("falcon-odd", {"attention.head_count_kv": [2, 0, 2]}, "must not be 0 in any layer"),
+        (
+            "falcon-odd",
+            {"rope.dimension_count": 4},
+            "rope.dimension_count is 4, the tensors have 6",
+        ),
     ],
 )
 def test_metadata_beyond_ours_is_refused_by_name(

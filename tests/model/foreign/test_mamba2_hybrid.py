@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from model.checkpoint import CheckpointError, load_checkpoint
 from model.families.mamba2_hybrid.config import Mamba2HybridConfig
 from model.files import ConfigError
 from model.tokenizer import Tokenizer
-from tests.hybrids import granite, randomise
+from tests.hybrids import Hybrid, falcon, granite, nemotron, randomise
 from tests.model.foreign.conftest import tokens
 from tests.model.foreign.test_gpt2 import edit_config
 from tests.model.foreign.test_hybrids import TOLERANCE, assert_rows, edit_weights
@@ -22,9 +23,20 @@ from tests.model.foreign.test_hybrids import TOLERANCE, assert_rows, edit_weight
 ENDS = {"bos_token_id": None, "eos_token_id": 0}
 
 
+def built(hybrid: Hybrid, **changes: Any) -> PreTrainedModel:
+    return replace(hybrid, theirs={**hybrid.theirs, **ENDS, **changes}).build()
+
+
 def granite_model(**changes: Any) -> PreTrainedModel:
-    theirs = {**granite(vocab_size=310).theirs, **ENDS, **changes}
-    return GraniteMoeHybridForCausalLM(GraniteMoeHybridConfig(**theirs))
+    return built(granite(vocab_size=310), **changes)
+
+
+def nemotron_model(**changes: Any) -> PreTrainedModel:
+    return built(nemotron(vocab_size=310), **changes)
+
+
+def falcon_model(**changes: Any) -> PreTrainedModel:
+    return built(falcon(vocab_size=310), **changes)
 
 
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
@@ -37,6 +49,11 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
         mamba_n_heads=6,
         mamba_d_head="auto",
     ),
+    "nemotron": nemotron_model,
+    "nemotron-other": lambda: nemotron_model(n_groups=2, conv_kernel=3, layer_norm_epsilon=1e-6),
+    "falcon-h1": falcon_model,
+    "falcon-h1-tied": lambda: falcon_model(tie_word_embeddings=True, mamba_d_head="auto"),
+    "falcon-h1-normed": lambda: falcon_model(mamba_rms_norm=True, ssm_multipliers=None),
 }
 
 
@@ -113,6 +130,89 @@ def test_granite_config_beyond_ours_is_refused_by_name(
     changes: dict[str, Any], message: str, folder: Path, tokenizer: Tokenizer
 ) -> None:
     edit_config(save(granite_model(), folder, tokenizer), **changes)
+    with pytest.raises(ConfigError, match=message):
+        load_checkpoint(folder)
+
+
+def test_published_nemotron_names_its_fields_otherwise(folder: Path, tokenizer: Tokenizer) -> None:
+    """As Nemotron-H does: a pattern of letters, another prefix, and what predicts more tokens."""
+    theirs = nemotron_model()
+    save(theirs, folder, tokenizer)
+
+    def published(tensors: dict[str, torch.Tensor]) -> None:
+        for key in list(tensors):
+            tensors[key.replace("model.", "backbone.", 1)] = tensors.pop(key)
+        tensors["mtp.layers.0.enorm.weight"] = torch.ones(20)
+
+    edit_weights(folder, published)
+    edit_config(
+        folder,
+        layers_block_type=None,
+        layer_types=None,
+        hybrid_override_pattern="M-*M-",
+        num_hidden_layers=5,
+        head_dim=None,
+        attention_head_dim=12,
+        layer_norm_epsilon=None,
+        rms_norm_eps=1e-5,
+        expand=2,
+        rope_theta=10_000,
+        num_nextn_predict_layers=1,
+    )
+    loaded, ids = load_checkpoint(folder), tokens(40)
+    assert isinstance(loaded.config, Mamba2HybridConfig)
+    assert (loaded.config.attention_layers, loaded.config.mamba_layers) == ((2,), (0, 3))
+    wanted = theirs(ids).logits
+    torch.testing.assert_close(loaded.model.parallel(ids), wanted, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"layers_block_type": ["mamba", "moe", "mlp", "mamba", "mlp"]},
+            "with experts is not supp",
+        ),
+        ({"hybrid_override_pattern": "ME*M-"}, "hybrid_override_pattern with experts is not supp"),
+        ({"hybrid_override_pattern": "M-?M-"}, "hybrid_override_pattern must be a list of 'mamba'"),
+        ({"hybrid_override_pattern": "MM*MM"}, "must have a layer that is an mlp"),
+        ({"hybrid_override_pattern": "M-*M"}, "hybrid_override_pattern has 4 of 5 layers"),
+        ({"mlp_hidden_act": "silu"}, "hidden_act 'silu' is not supported, only 'relu2'"),
+        ({"use_bias": True}, "use_bias True is not supported"),
+        ({"sliding_window": 128}, "sliding_window 128 is not supported"),
+        ({"n_groups": 4}, "num_groups must divide 6 heads, not 4"),
+    ],
+)
+def test_nemotron_config_beyond_ours_is_refused_by_name(
+    changes: dict[str, Any], message: str, folder: Path, tokenizer: Tokenizer
+) -> None:
+    save(nemotron_model(), folder, tokenizer)
+    pattern = dict.fromkeys(("layers_block_type", "layer_types", "hybrid_override_pattern"))
+    kinds = ["mamba", "mlp", "attention", "mamba", "mlp"]
+    edit_config(folder, **{**pattern, "num_hidden_layers": 5})
+    if not changes.keys() & pattern.keys():
+        changes = {**changes, "layers_block_type": kinds}
+    edit_config(folder, **changes)
+    with pytest.raises(ConfigError, match=message):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mamba_rms_norm": True, "mamba_norm_before_gate": True}, "mamba_norm_before_gate is not"),
+        ({"ssm_multipliers": [1.0, 2.0]}, "ssm_multipliers must be 5 numbers, not"),
+        ({"mlp_multipliers": [1.0, "2"]}, "mlp_multipliers must be a number, not '2'"),
+        ({"mamba_use_mlp": False}, "mamba_use_mlp False is not supported"),
+        ({"projectors_bias": True}, "projectors_bias True is not supported"),
+        ({"attn_layer_indices": [1]}, r"attn_layer_indices \[1\] is not supported"),
+        ({"mamba_d_ssm": 30}, "mamba_n_heads must divide 30, not 4"),
+    ],
+)
+def test_falcon_h1_config_beyond_ours_is_refused_by_name(
+    changes: dict[str, Any], message: str, folder: Path, tokenizer: Tokenizer
+) -> None:
+    edit_config(save(falcon_model(), folder, tokenizer), **changes)
     with pytest.raises(ConfigError, match=message):
         load_checkpoint(folder)
 

@@ -52,6 +52,12 @@ protected:
         products(
             normed(norm), {{&l.in, into(B::in)}}, l.in_state ? b.num_sequences * G : 0,
             [&](int task) { enter(l, task / G, task % G); });
+        attend_and_leave(l);
+    }
+
+    // What follows the products with `in`.
+    void attend_and_leave(const BoundedAttention& l) {
+        const int G = m.num_kv_heads;
         w.each(b.num_rows * G, [&](int task) { bring(l, task / G, task % G); });
         // At least as many as there are parts, in the order of the texts.
         const int parts = b.num_rows / ATTENTION_ROWS + b.num_sequences;

@@ -45,7 +45,7 @@ Mamba2Mixer read_mamba2_mixer(
     l.dt_bias = p.vector(name + "dt_bias");
     l.rate = rates(p, p.weight(name + "A_log"));
     l.skip = p.vector(name + "D");
-    l.inner_norm = p.norm(name + "norm");
+    if (p.has(name + "norm.weight")) l.inner_norm = p.norm(name + "norm");
     l.out = p.pack({name + "out"}, precision);
     l.ring = o.state(layer, "conv");
     l.S = o.state(layer, "S");

@@ -118,11 +118,12 @@ private:
         }
     }
 
-    // y = norm(y silu(z)), each group by itself; in place.
+    // y = norm(y silu(z)), each group by itself; in place. Without a norm y silu(z).
     void gated_group_norm(const Mamba2Mixer& l, int row) {
         const int n = mixers.inner / mixers.num_groups;
         float* y = buffer(Places::y, row);
         map(y, y, z(row), mixers.inner, [](F a, F gate) { return a * silu(gate); });
+        if (!l.inner_norm.weight) return;
         for (int at = 0; at < mixers.inner; at += n)
             rms_norm(y + at, l.inner_norm.weight + at, model.eps, n);
     }

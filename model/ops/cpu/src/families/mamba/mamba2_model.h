@@ -9,7 +9,7 @@
 namespace everstream {
 
 struct Mamba2Mixer {
-    Norm inner_norm;
+    Norm inner_norm;  // without weights where the gated channels are not normed
     Matrix in, out;  // rows of `in`: z [d], x [d], B [G N], C [G N], dt [H]
     const float *conv = nullptr, *conv_bias = nullptr;  // [W][d + 2 G N], [d + 2 G N]
     const float *dt_bias = nullptr, *rate = nullptr, *skip = nullptr;  // [H]: rate is A, skip D

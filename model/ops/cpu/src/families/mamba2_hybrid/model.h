@@ -6,11 +6,12 @@
 
 namespace everstream {
 
+// Attention, a Mamba-2, both of the same normed input, or neither: an MLP of squared ReLU.
 struct Mamba2HybridLayer {
     Norm norm;
-    bool is_attention = false;  // else its mixer is in `Mamba2HybridModel::mamba`
-    BoundedAttention attention;
-    Mlp mlp;
+    bool is_attention = false, is_mamba = false;
+    BoundedAttention attention;  // the other mixer is in `Mamba2HybridModel::mamba`
+    Mlp mlp;                     // that of a layer of neither has no norm, and rows of `up` alone
 };
 
 // After the buffers of the attention, those of Mamba-2.
@@ -20,6 +21,8 @@ struct Mamba2HybridBuffers : BoundedBuffers {
 
 struct Mamba2HybridModel : BoundedModel {
     Mamba2Mixers mamba;
+    int intermediate = 0;        // the width inside the MLPs
+    bool ends_with_mlp = false;  // whether each layer has one behind its mixers
     const Mamba2HybridLayer* layers = nullptr;
 };
 

@@ -18,11 +18,15 @@ public:
         begin();
         for (int i = 0; i < m.num_layers; i++) {
             const Mamba2HybridLayer& l = m.layers[i];
-            if (l.is_attention)
+            if (l.is_attention && l.is_mamba)
+                parallel(l, whole(i));
+            else if (l.is_attention)
                 attention(l.attention, l.norm);
+            else if (l.is_mamba)
+                recurrence(l, whole(i));
             else
-                recurrence(i);
-            mlp(l.mlp, B::hidden);
+                squared_relu(l);
+            if (m.ends_with_mlp) mlp(l.mlp, B::hidden);
         }
         finish();
     }
@@ -35,11 +39,25 @@ public:
     }
 
 private:
-    void recurrence(int layer) {
-        const Part all = whole(layer);
-        products(normed(m.layers[layer].norm), {{&mixer_of(all).in, into(B::projected)}});
+    void recurrence(const Mamba2HybridLayer& l, const Part& all) {
+        products(normed(l.norm), {{&mixer_of(all).in, into(B::projected)}});
         mamba2(all);
         project(all, NoUpdates());
+    }
+
+    // Both read the normed x before either adds to it.
+    void parallel(const Mamba2HybridLayer& l, const Part& all) {
+        products(
+            normed(l.norm),
+            {{&l.attention.in, into(B::in)}, {&mixer_of(all).in, into(B::projected)}});
+        attend_and_leave(l.attention);
+        mamba2(all);
+        project(all, NoUpdates());
+    }
+
+    void squared_relu(const Mamba2HybridLayer& l) {
+        products(normed(l.norm), {{&l.mlp.up, into(B::hidden, Into::square_relu)}});
+        products(plain(B::hidden, m.intermediate), {{&l.mlp.down, onto_x()}});
     }
 
     using B = Mamba2HybridBuffers;
