@@ -13,9 +13,11 @@ from gguf.quants import quantize
 from model.architectures.hybrid import BoundedConfig
 from model.families.lfm2.config import Lfm2Config
 from model.families.llama.config import LlamaConfig
+from model.families.mamba2_hybrid.config import Mamba2HybridConfig
 from model.families.qwen35.config import Qwen35Config
 from tests.gguf_files import Fill, Tensors, finish
 from tests.hybrids import HYBRIDS, theirs
+from tests.mamba2_hybrid_gguf import mamba2_hybrid_fields, mamba2_hybrid_tensors
 
 _QWEN = {
     "input_layernorm": "attn_norm",
@@ -49,12 +51,21 @@ _LLAMA = {
     "self_attn.o_proj": "attn_output",
 }
 _PARTS = {"qwen3_5_text": _QWEN, "lfm2": _LFM2}
+#: Their ``model_type`` -> ``general.architecture``, where it is another.
+_NAMES = {"qwen3_5_text": "qwen35", "granitemoehybrid": "granitehybrid"}
+_NAMES["falcon_h1"] = "falcon-h1"
 #: Tensors that no quantisation touches, besides vectors.
-_WIDE = ("ssm_conv1d.weight", "shortconv.conv.weight")
+_WIDE = ("ssm_conv1d.weight", "shortconv.conv.weight", "ssm_a", "ssm_d")
 
 
 def hybrid_tensors(name: str) -> Tensors:
     """The tensors of one of `HYBRIDS`, in float32."""
+    if isinstance(HYBRIDS[name].config, Mamba2HybridConfig):
+        return mamba2_hybrid_tensors(name)
+    return _tensors(name)
+
+
+def _tensors(name: str) -> Tensors:
     config, family = HYBRIDS[name].config, HYBRIDS[name].family
     is_qwen = isinstance(config, Qwen35Config)
     ends = {
@@ -126,8 +137,9 @@ def _tiled(
     return data
 
 
-def hybrid_fields(config: BoundedConfig) -> dict[str, Any]:
-    """The metadata, without the family's name in front."""
+def hybrid_fields(name: str) -> dict[str, Any]:
+    """The metadata of one of `HYBRIDS`, without the family's name in front."""
+    config = HYBRIDS[name].config
     fields: dict[str, Any] = {
         "context_length": config.max_context,
         "embedding_length": config.hidden_size,
@@ -137,6 +149,8 @@ def hybrid_fields(config: BoundedConfig) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": config.norm_eps,
         "rope.freq_base": config.rope_theta,
     }
+    if isinstance(config, Mamba2HybridConfig):
+        return fields | mamba2_hybrid_fields(name)
     if isinstance(config, Lfm2Config):
         heads = [config.num_key_value_heads * attention for attention in config.is_attention]
         return fields | {
@@ -181,10 +195,9 @@ def write_hybrid(
 
     ``change`` has other values of the metadata; None leaves a key out.
     """
-    config = HYBRIDS[name].config
-    family = HYBRIDS[name].family.replace("qwen3_5_text", "qwen35")
+    family = _NAMES.get(HYBRIDS[name].family, HYBRIDS[name].family)
     writer = GGUFWriter(path, family)
-    for key, value in (hybrid_fields(config) | (change or {})).items():
+    for key, value in (hybrid_fields(name) | (change or {})).items():
         if isinstance(value, list):
             writer.add_array(f"{family}.{key}", value)
         elif isinstance(value, bool | int | float | str):

@@ -8,11 +8,14 @@ from typing import Any
 
 import torch
 from transformers import (
-    Lfm2Config as TheirLfm2Config,
-)
-from transformers import (
+    FalconH1Config,
+    FalconH1ForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     Lfm2ForCausalLM,
     LlamaForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -22,6 +25,9 @@ from transformers import (
     Qwen3ForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
+)
+from transformers import (
+    Lfm2Config as TheirLfm2Config,
 )
 from transformers import (
     LlamaConfig as TheirLlamaConfig,
@@ -34,6 +40,13 @@ from model.families.lfm2 import read as lfm2_read
 from model.families.lfm2.config import Lfm2Config
 from model.families.llama import read as llama_read
 from model.families.llama.config import LlamaConfig
+from model.families.mamba2_hybrid.config import Mamba2HybridConfig
+from model.families.mamba2_hybrid.names import (
+    Multipliers,
+    falcon_names,
+    granite_names,
+    nemotron_names,
+)
 from model.families.qwen35.config import Qwen35Config
 from model.families.qwen35.read import folder_names
 from model.foreign.hybrid_names import HybridNames
@@ -57,12 +70,22 @@ class Hybrid:
     def names(self) -> HybridNames:
         if self.family == "qwen3_5_text":
             return folder_names("model.")
+        if self.family == "granitemoehybrid":
+            return granite_names(self.theirs["logits_scaling"])
+        if self.family == "nemotron_h":
+            return nemotron_names("model")
+        if isinstance(self.config, Mamba2HybridConfig):
+            return falcon_names(self.config, FALCON)
         return (lfm2_read if self.family == "lfm2" else llama_read).FOLDER
 
     def build(self) -> PreTrainedModel:
         """Their model, uninitialised."""
         config, model = FAMILIES[self.family]
         built: PreTrainedModel = model(config(**self.theirs))
+        for module in built.modules():
+            if hasattr(module, "time_step_limit"):
+                # Of Nemotron they bound Delta from below, in a whole text and not in a step.
+                module.time_step_limit = (0.0, float("inf"))
         return built
 
 
@@ -70,6 +93,9 @@ class Hybrid:
 FAMILIES: dict[str, tuple[Any, Any]] = {
     "qwen3_5_text": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
     "lfm2": (TheirLfm2Config, Lfm2ForCausalLM),
+    "nemotron_h": (NemotronHConfig, NemotronHForCausalLM),
+    "falcon_h1": (FalconH1Config, FalconH1ForCausalLM),
+    "granitemoehybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM),
     "llama": (TheirLlamaConfig, LlamaForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
@@ -149,6 +175,155 @@ def lfm2(**changes: Any) -> Hybrid:
         "block_auto_adjust_ff_dim": False,
     }
     return Hybrid(config, theirs, "lfm2")
+
+
+def granite(logits_scaling: float = 3.0, **changes: Any) -> Hybrid:
+    """Granite 4.0-H. Sizes by our names."""
+    values = {
+        "vocab_size": 97,
+        "hidden_size": 20,
+        "num_hidden_layers": 4,
+        "intermediate_size": 37,
+        "attention_layers": (2,),
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 10,
+        "num_mamba_heads": 8,
+        "mamba_head_dim": 5,
+        "state_size": 7,
+        "num_groups": 2,
+        "embedding_scale": 1.5,
+        "residual_scale": 0.7,
+        "attention_scale": 0.3,
+        "norm_eps": 1e-6,
+        "context": CONTEXT,
+        **changes,
+    }
+    config = Mamba2HybridConfig(**values)
+    theirs = {
+        **_shared(config),
+        "layer_types": [
+            "full_attention" if attention else "linear_attention"
+            for attention in config.is_attention
+        ],
+        "shared_intermediate_size": config.intermediate_size,
+        "num_local_experts": 0,
+        "position_embedding_type": "rope" if config.rotary_dim else "nope",
+        "rms_norm_eps": config.norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "mamba_n_heads": config.num_mamba_heads,
+        "mamba_d_head": config.mamba_head_dim,
+        "mamba_expand": config.mamba.inner_size // config.hidden_size,
+        "mamba_d_state": config.state_size,
+        "mamba_n_groups": config.num_groups,
+        "mamba_d_conv": config.conv_size,
+        "embedding_multiplier": config.embedding_scale,
+        "residual_multiplier": config.residual_scale,
+        "attention_multiplier": config.attention_scale,
+        "logits_scaling": logits_scaling,
+    }
+    return Hybrid(config, theirs, "granitemoehybrid")
+
+
+def nemotron(**changes: Any) -> Hybrid:
+    """Nemotron-H. Sizes by our names."""
+    values = {
+        "vocab_size": 97,
+        "hidden_size": 20,
+        "num_hidden_layers": 5,
+        "intermediate_size": 37,
+        "attention_layers": (2,),
+        "mamba_layers": (0, 3),
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 12,
+        "num_mamba_heads": 6,
+        "mamba_head_dim": 7,
+        "state_size": 9,
+        "num_groups": 3,
+        "tied": False,
+        "context": CONTEXT,
+        **changes,
+    }
+    config = Mamba2HybridConfig(**values)
+    kinds = {(True, False): "full_attention", (False, True): "linear_attention"}
+    pairs = zip(config.is_attention, config.is_mamba, strict=True)
+    theirs = {
+        **_shared(config),
+        "layers_block_type": [kinds.get(pair, "mlp") for pair in pairs],
+        "head_dim": config.head_dim,
+        "layer_norm_epsilon": config.norm_eps,
+        "mamba_num_heads": config.num_mamba_heads,
+        "mamba_head_dim": config.mamba_head_dim,
+        "ssm_state_size": config.state_size,
+        "n_groups": config.num_groups,
+        "conv_kernel": config.conv_size,
+    }
+    del theirs["num_hidden_layers"]
+    return Hybrid(config, theirs, "nemotron_h")
+
+
+#: Of the Falcon-H1 here.
+FALCON = Multipliers(
+    head=0.6,
+    attention_in=1.3,
+    attention_out=0.8,
+    key=0.4,
+    ssm_in=1.25,
+    ssm_out=0.7,
+    ssm=(0.9, 1.2, 0.5, 1.1, 0.8),
+    mlp=(0.7, 0.6),
+)
+
+
+def falcon(**changes: Any) -> Hybrid:
+    """Falcon-H1. Sizes by our names."""
+    values = {
+        "vocab_size": 97,
+        "hidden_size": 20,
+        "num_hidden_layers": 3,
+        "intermediate_size": 37,
+        "attention_layers": (0, 1, 2),
+        "mamba_layers": (0, 1, 2),
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 6,
+        "rotary_dim": 6,
+        "num_mamba_heads": 4,
+        "mamba_head_dim": 7,
+        "state_size": 9,
+        "num_groups": 2,
+        "mixer_norm": False,
+        "embedding_scale": 2.5,
+        "tied": False,
+        "context": CONTEXT,
+        **changes,
+    }
+    config = Mamba2HybridConfig(**values)
+    theirs = {
+        **_shared(config),
+        "head_dim": config.head_dim,
+        "rms_norm_eps": config.norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "mamba_d_ssm": config.mamba.inner_size,
+        "mamba_n_heads": config.num_mamba_heads,
+        "mamba_d_head": config.mamba_head_dim,
+        "mamba_d_state": config.state_size,
+        "mamba_n_groups": config.num_groups,
+        "mamba_d_conv": config.conv_size,
+        "mamba_rms_norm": config.mixer_norm,
+        "mamba_norm_before_gate": False,
+        "embedding_multiplier": config.embedding_scale,
+        "lm_head_multiplier": FALCON.head,
+        "attention_in_multiplier": FALCON.attention_in,
+        "attention_out_multiplier": FALCON.attention_out,
+        "key_multiplier": FALCON.key,
+        "ssm_in_multiplier": FALCON.ssm_in,
+        "ssm_out_multiplier": FALCON.ssm_out,
+        "ssm_multipliers": list(FALCON.ssm),
+        "mlp_multipliers": list(FALCON.mlp),
+    }
+    return Hybrid(config, theirs, "falcon_h1")
 
 
 def llama(family: str = "llama", scaling: Rotary | None = None, **changes: Any) -> Hybrid:
@@ -245,6 +420,66 @@ HYBRIDS = {
         num_key_value_heads=2,
         head_dim=16,
         rope_theta=1e6,
+    ),
+    "granite-odd": granite(),
+    "granite-rotary": granite(
+        hidden_size=24,
+        attention_layers=(0, 3),
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+        rotary_dim=6,
+        num_mamba_heads=6,
+        mamba_head_dim=8,
+        embedding_scale=12.0,
+        residual_scale=0.22,
+        tied=False,
+        conv_size=3,
+    ),
+    "granite-wide": granite(
+        vocab_size=330,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=6,
+        attention_layers=(2, 5),
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_mamba_heads=8,
+        mamba_head_dim=16,
+        state_size=32,
+        num_groups=1,
+        norm_eps=1e-5,
+    ),
+    "nemotron-odd": nemotron(),
+    "nemotron-wide": nemotron(
+        vocab_size=330,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=7,
+        attention_layers=(3,),
+        mamba_layers=(0, 2, 5),
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_mamba_heads=8,
+        mamba_head_dim=16,
+        state_size=32,
+        num_groups=2,
+    ),
+    "falcon-odd": falcon(tied=True),
+    "falcon-normed": falcon(mixer_norm=True, rope_theta=1e11, conv_size=3),
+    "falcon-wide": falcon(
+        vocab_size=330,
+        hidden_size=64,
+        intermediate_size=96,
+        head_dim=16,
+        rotary_dim=16,
+        num_mamba_heads=6,
+        mamba_head_dim=16,
+        state_size=32,
+        num_groups=1,
+        rope_theta=1e11,
     ),
     "llama-odd": llama(
         scaling=Rotary(

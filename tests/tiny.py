@@ -21,6 +21,7 @@ from model.families.arwkv7.config import Arwkv7Config
 from model.families.lfm2.config import Lfm2Config
 from model.families.llama.config import LayerPlan, LlamaConfig
 from model.families.mamba.config import Mamba2Config, MambaConfig
+from model.families.mamba2_hybrid.config import Mamba2HybridConfig
 from model.families.qwen35.config import Qwen35Config
 from model.families.rwkv7.config import Rwkv7Config
 from model.lm import LanguageModel
@@ -55,13 +56,17 @@ def tiny_tokenizer() -> Tokenizer:
 
 
 #: What `tiny_checkpoint` takes for a mechanism of our own block, and is another architecture.
-ARCHITECTURES = ("rwkv7", "arwkv7", "mamba2", "mamba", "qwen35", "lfm2", "llama", "llama-windows")
+ARCHITECTURES = (
+    *("rwkv7", "arwkv7", "mamba2", "mamba", "qwen35", "lfm2", "llama", "llama-windows"),
+    "mamba2_hybrid",
+)
 #: The same of those whose state has a bounded past, and what that is: families, and one of them
 #: under a bound that a test reaches soon.
 BOUNDED = {
     "qwen35": (512, "stop"),
     "lfm2": (512, "stop"),
     "llama": (512, "stop"),
+    "mamba2_hybrid": (512, "stop"),
     "qwen35-short": (64, "stop"),
     "qwen35-slide": (64, "slide"),
     "qwen35-machine": (192, "stop"),
@@ -169,6 +174,17 @@ def _tiny_hybrid(attention: str, vocab_size: int) -> Config:
     sizes["attention_layers"] = (1,)
     if attention == "lfm2":
         return Lfm2Config(**sizes)
+    if attention == "mamba2_hybrid":
+        return Mamba2HybridConfig(
+            **sizes,
+            num_mamba_heads=4,
+            mamba_head_dim=16,
+            state_size=12,
+            num_groups=2,
+            embedding_scale=3.0,
+            residual_scale=0.4,
+            attention_scale=0.1,
+        )
     heads = {"num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 8, "value_head_dim": 8}
     return Qwen35Config(**sizes, **heads, rotary_dim=8)
 

@@ -97,6 +97,12 @@ ARCHITECTURES: dict[str, Architecture] = {
         network=("model.families.mamba.network", "Mamba2"),
         native=("model.native.options", "mamba2_options"),
     ),
+    "everstream-mamba2-hybrid": Architecture(
+        name="mamba2_hybrid",
+        config=("model.families.mamba2_hybrid.config", "Mamba2HybridConfig"),
+        network=("model.families.mamba2_hybrid.network", "Mamba2Hybrid"),
+        native=("model.native.options", "mamba2_hybrid_options"),
+    ),
     "everstream-arwkv7": Architecture(
         name="arwkv7",
         config=("model.families.arwkv7.config", "Arwkv7Config"),

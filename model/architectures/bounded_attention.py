@@ -25,7 +25,8 @@ class BoundedAttention(Mixer):
     """See the module. ``rotary_dim`` channels of ``head_dim`` turn; half of them with the other.
 
     ``rope_factors`` [rotary_dim / 2] divide the frequencies of the pairs; none is all one.
-    ``farthest`` is ``context`` where it is not given.
+    ``farthest`` is ``context`` where it is not given. ``score_scale`` multiplies the scores; 0 is
+    ``head_dim ** -0.5``.
     """
 
     def __init__(
@@ -45,11 +46,13 @@ class BoundedAttention(Mixer):
         out_bias: bool = False,
         rope_factors: Sequence[float] = (),
         farthest: int = 0,
+        score_scale: float = 0.0,
     ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.rotary_dim, self.rope_theta, self.rope_factors = rotary_dim, rope_theta, rope_factors
         self.gated, self.context, self.farthest = gated, context, farthest or context
+        self.score_scale = score_scale or head_dim**-0.5
         rows = num_heads * head_dim * (2 if gated else 1)
         self.q = nn.Linear(width, rows, bias=qkv_bias)
         self.k = nn.Linear(width, num_kv_heads * head_dim, bias=qkv_bias)
@@ -130,7 +133,7 @@ class BoundedAttention(Mixer):
         if bool((nearest != at).any()):
             to_sinks = torch.einsum("bthf,bnhf->bhtn", self.rotate(q, nearest), keys)
             scores = torch.where((places < SINKS)[:, None], to_sinks, scores)
-        scores = (scores * self.head_dim**-0.5).masked_fill(~seen[:, None], -torch.inf)
+        scores = (scores * self.score_scale).masked_fill(~seen[:, None], -torch.inf)
         return torch.einsum("bhtn,bnhf->bthf", scores.softmax(dim=-1), values)
 
     def _positions(self, position: Tensor) -> Tensor:

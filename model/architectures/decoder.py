@@ -1,5 +1,8 @@
 """A decoder of pre-norm blocks: ``x + mixer(norm(x))``, then ``x + mlp(norm(x))`` if it has one.
 
+Where a config has a ``residual_scale``, what is added is times it, and embeddings are times its
+``embedding_scale``.
+
 Most published families are this body with token mixers of their own, and differ in nothing else.
 A family gives one mixer per layer; the weights' names are those of `model.architectures.
 decoder_shapes`.
@@ -15,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.architectures.config import Config
+from model.architectures.hybrid import mlp_size
 from model.architectures.network import Losses, ModelState, Network, State
 from model.ops.fused import RMSNorm
 
@@ -45,10 +49,13 @@ class SwiGlu(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """One layer; without an MLP where ``inner`` is 0."""
+    """One layer; without an MLP where ``inner`` is 0. ``scale`` is that of what is added."""
 
-    def __init__(self, width: int, inner: int, eps: float, mixer: nn.Module) -> None:
+    def __init__(
+        self, width: int, inner: int, eps: float, mixer: nn.Module, scale: float = 1.0
+    ) -> None:
         super().__init__()
+        self.scale = scale
         self.mixer_norm = RMSNorm(width, eps)
         self.mixer = mixer
         self.mlp_norm = RMSNorm(width, eps) if inner else None
@@ -56,13 +63,18 @@ class DecoderBlock(nn.Module):
 
     def forward(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
         y, state = self.mixer(self.mixer_norm(x), state, position)
-        return self.rest(x + y), state
+        return self.rest(x + scaled(y, self.scale)), state
 
     def rest(self, x: Tensor) -> Tensor:
         """What follows the mixer."""
         if self.mlp is not None and self.mlp_norm is not None:
-            x = x + self.mlp(self.mlp_norm(x))
+            x = x + scaled(self.mlp(self.mlp_norm(x)), self.scale)
         return x
+
+
+def scaled(x: Tensor, scale: float) -> Tensor:
+    """``x * scale``, and ``x`` itself where the scale is 1."""
+    return x if scale == 1.0 else x * scale
 
 
 class Decoder(Network):
@@ -71,9 +83,12 @@ class Decoder(Network):
     def __init__(self, config: Config, mixers: Sequence[nn.Module], eps: float, tied: bool) -> None:
         super().__init__()
         self.config = config
-        width, inner = config.hidden_size, getattr(config, "intermediate_size", 0)
+        width, inner = config.hidden_size, mlp_size(config)
         self.embedding = nn.Embedding(config.vocab_size, width)
-        self.blocks = nn.ModuleList(DecoderBlock(width, inner, eps, mixer) for mixer in mixers)
+        self.embedding_scale: float = getattr(config, "embedding_scale", 1.0)
+        scale: float = getattr(config, "residual_scale", 1.0)
+        blocks = (DecoderBlock(width, inner, eps, mixer, scale) for mixer in mixers)
+        self.blocks = nn.ModuleList(blocks)
         self.norm = RMSNorm(width, eps)
         self.head = None if tied else nn.Linear(width, config.vocab_size, bias=False)
 
@@ -85,7 +100,7 @@ class Decoder(Network):
         self, tokens: Tensor, state: ModelState, position: Tensor, losses: Losses = None
     ) -> tuple[Tensor, ModelState]:
         """See `Network`."""
-        x, after = self.embedding(tokens), []
+        x, after = scaled(self.embedding(tokens), self.embedding_scale), []
         for block, layer in zip(self.blocks, state, strict=True):
             x, layer = block(x, layer, position)
             after.append(layer)
@@ -108,7 +123,7 @@ class Decoder(Network):
             if name.endswith("norm.weight"):
                 nn.init.ones_(parameter)
             elif parameter.dim() >= 2:
-                is_output = name.endswith(("mixer.out.weight", "mlp.down.weight"))
+                is_output = name.endswith((".out.weight", ".down.weight"))
                 nn.init.normal_(parameter, 0.0, scale if is_output else 0.02, generator=generator)
             else:
                 nn.init.zeros_(parameter)

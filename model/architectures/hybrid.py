@@ -112,10 +112,9 @@ def decoder_shapes(
 ) -> dict[str, Shape]:
     """The weights of a decoder of ``config`` whose mixers have these weights, by their names.
 
-    A block has an MLP where the config has an ``intermediate_size``.
+    A block ends with an MLP where `mlp_size` is not 0.
     """
-    width, size = config.hidden_size, config.vocab_size
-    inner: int = getattr(config, "intermediate_size", 0)
+    width, size, inner = config.hidden_size, config.vocab_size, mlp_size(config)
     shapes: dict[str, Shape] = {"embedding.weight": (size, width), "norm.weight": (width,)}
     if not tied:
         shapes["head.weight"] = (size, width)
@@ -127,6 +126,16 @@ def decoder_shapes(
             block |= {f"mlp.{name}.weight": (inner, width) for name in ("gate", "up")}
         shapes |= {f"blocks.{layer}.{name}": shape for name, shape in block.items()}
     return shapes
+
+
+def mlp_size(config: Config) -> int:
+    """The width inside the MLP that ends each block; 0 without one.
+
+    That is a config's ``intermediate_size``, unless it has ``ends_with_mlp`` and that is false.
+    """
+    ends_with_mlp: bool = getattr(config, "ends_with_mlp", True)
+    inner: int = getattr(config, "intermediate_size", 0)
+    return inner if ends_with_mlp else 0
 
 
 def attention_shapes(
@@ -260,8 +269,9 @@ class HybridConfig(BoundedConfig):
     A subclass says what the other layers have.
     """
 
-    #: Whether attention has a gate.
+    #: Whether attention has a gate, and norms of queries and keys.
     gated: ClassVar[bool]
+    qk_norm: ClassVar[bool] = True
     #: Of so many layers the last is attention, where nothing else is known.
     interval: ClassVar[int]
 
@@ -271,10 +281,14 @@ class HybridConfig(BoundedConfig):
 
     def __post_init__(self) -> None:
         check_positive(self, "num_hidden_layers")
-        self._set("attention_layers", _layers(self.attention_layers, self.num_hidden_layers))
+        self._set_layers("attention_layers")
         super().__post_init__()
         if type(self.conv_size) is not int or not 2 <= self.conv_size <= 64:
             raise ConfigError(f"conv_size must be in 2..64, not {self.conv_size!r}")
+
+    def _set_layers(self, name: str) -> None:
+        """Checks a field of indices of layers, which a JSON file has as a list."""
+        self._set(name, _layers(name, getattr(self, name), self.num_hidden_layers))
 
     @classmethod
     def for_training(cls, vocab_size: int, eos_token_id: int, chosen: Mapping[str, Any]) -> Self:
@@ -292,10 +306,14 @@ class HybridConfig(BoundedConfig):
 
     def weight_shapes(self) -> dict[str, Shape]:
         """See `model.architectures.config.Config`."""
-        sizes = self.hidden_size, self.num_attention_heads, self.num_key_value_heads, self.head_dim
-        attention, other = attention_shapes(*sizes, gated=self.gated), self.other_shapes()
+        attention, other = self.attention_shapes(), self.other_shapes()
         mixers = [attention if is_attention else other for is_attention in self.is_attention]
         return decoder_shapes(self, mixers, self.tied)
+
+    def attention_shapes(self) -> dict[str, Shape]:
+        """The weights of a layer's attention, by their names in it."""
+        sizes = self.hidden_size, self.num_attention_heads, self.num_key_value_heads, self.head_dim
+        return attention_shapes(*sizes, gated=self.gated, qk_norm=self.qk_norm)
 
     @abstractmethod
     def other_state(self) -> dict[str, TensorSpec]:
@@ -312,13 +330,12 @@ class HybridConfig(BoundedConfig):
         return [layer in attention for layer in range(self.num_hidden_layers)]
 
 
-def _layers(values: Any, num_layers: int) -> tuple[int, ...]:
-    """Indices of layers, which a JSON file has as a list."""
+def _layers(name: str, values: Any, num_layers: int) -> tuple[int, ...]:
     if not isinstance(values, (list, tuple)) or not all(type(layer) is int for layer in values):
-        raise ConfigError(f"attention_layers must be a list of integers, not {values!r}")
+        raise ConfigError(f"{name} must be a list of integers, not {values!r}")
     layers = tuple(values)
     if layers != tuple(sorted({layer for layer in layers if 0 <= layer < num_layers})):
         raise ConfigError(
-            f"attention_layers must be in 0..{num_layers - 1} and in order, not {list(layers)!r}"
+            f"{name} must be in 0..{num_layers - 1} and in order, not {list(layers)!r}"
         )
     return layers

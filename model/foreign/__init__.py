@@ -59,6 +59,9 @@ READERS: dict[str, tuple[str, str]] = {
     "qwen3_5": ("model.families.qwen35.read", "read_qwen35"),
     "qwen3_5_text": ("model.families.qwen35.read", "read_qwen35"),
     "lfm2": ("model.families.lfm2.read", "read_lfm2"),
+    "granitemoehybrid": ("model.families.mamba2_hybrid.read", "read_granite"),
+    "nemotron_h": ("model.families.mamba2_hybrid.read", "read_nemotron"),
+    "falcon_h1": ("model.families.mamba2_hybrid.read", "read_falcon_h1"),
     "mamba": ("model.families.mamba.read", "read_mamba"),
     "falcon_mamba": ("model.families.mamba.read", "read_mamba"),
     "mamba2": ("model.families.mamba.read", "read_mamba2"),
@@ -69,6 +72,7 @@ READERS: dict[str, tuple[str, str]] = {
 #: The functions that look at no tensor's numbers but those of a head that is also the embedding.
 _BY_SHAPES = (
     *("read_rwkv7", "read_arwkv7", "read_qwen35", "read_lfm2"),
+    *("read_granite", "read_nemotron", "read_falcon_h1"),
     *("read_llama", "read_qwen2", "read_qwen3", "read_smollm3"),
     *("read_mamba", "read_mamba2", "read_state_spaces", "read_mistral"),
 )
@@ -82,23 +86,29 @@ GGUF_READERS = {
     **dict.fromkeys(
         ("llama", "qwen2", "qwen3", "smollm3"), ("model.families.llama.gguf", "read_gguf")
     ),
+    **dict.fromkeys(
+        ("granitehybrid", "nemotron_h", "falcon-h1"),
+        ("model.families.mamba2_hybrid.gguf", "read_gguf"),
+    ),
     "mamba": ("model.families.mamba.gguf", "read_gguf"),
     "mamba2": ("model.families.mamba.gguf", "read_gguf"),
 }
 #: Those whose attention has a bounded past.
-WITH_ATTENTION = ("qwen35", "lfm2", "llama", "qwen2", "qwen3", "smollm3")
+WITH_ATTENTION = (
+    *("qwen35", "lfm2", "llama", "qwen2", "qwen3", "smollm3"),
+    *("granitehybrid", "nemotron_h", "falcon-h1"),
+)
 
 #: Families that people will try, by why they cannot be served: their names in config.json and GGUF.
 REFUSED: dict[str, tuple[str, ...]] = {
     GROWS: (
-        *("qwen3_next", "kimi_linear", "falcon_h1"),
-        *("minimax", "minimax_text_01", "granitemoehybrid", "nemotron_h", "jamba", "bamba"),
+        *("qwen3_next", "kimi_linear", "minimax", "minimax_text_01", "jamba", "bamba"),
         *("plamo2", "zamba", "zamba2"),
-        *("qwen3next", "kimi-linear", "kimi-k3", "falcon-h1"),
-        *("granitehybrid", "nemotron_h_moe", "minimax-01"),
+        *("qwen3next", "kimi-linear", "kimi-k3", "minimax-01"),
     ),
     "only the dense ones of this family are": (
         *("qwen3_5_moe", "qwen3_5_moe_text", "qwen35moe", "lfm2_moe", "lfm2moe"),
+        "nemotron_h_moe",
     ),
     "of this family only LFM2 and LFM2.5 that read text are": (
         *("lfm2_vl", "lfm2-vl", "lfm2_audio", "lfm3", "lfm3_moe"),

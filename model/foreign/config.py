@@ -83,6 +83,13 @@ class ForeignConfig:
         """A field that must be a number, as float."""
         return self.as_number(name, self._left.pop(name, default))
 
+    def scale(self, name: str) -> float:
+        """A field that must be a positive number, as float; 1 where it is missing."""
+        value = self.number(name, 1.0)
+        if value <= 0.0:
+            raise ConfigError(f"{self.family}: {name} must be positive, not {value}")
+        return value
+
     def as_number(self, name: str, value: Any) -> float:
         """``value`` of a field called ``name``, which must be a finite number, as float."""
         if type(value) not in (int, float) or not -MAX_NUMBER <= value <= MAX_NUMBER:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -34,17 +34,23 @@ class HybridNames:
     def parts_of(self, config: BoundedConfig) -> dict[str, Part]:
         """Of each weight that ``config`` lists."""
         parts: dict[str, Part] = {}
-        is_attention = config.is_attention
+        mixers = self.mixers(config)
         for ours in config.weight_shapes():
             if ours in self.ends:
                 parts[ours] = self.ends[ours]
                 continue
             _, layer, name = ours.split(".", 2)
-            mixer = self.attention if is_attention[int(layer)] else self.other
+            mixer = mixers[int(layer)]
             part = self.both[name] if name in self.both else mixer[name.removeprefix("mixer.")]
             keys = tuple(f"{self.block.format(layer)}.{key}" for key in part.keys)
-            parts[ours] = Part(keys, part.form)
+            parts[ours] = replace(part, keys=keys)
         return parts
+
+    def mixers(self, config: BoundedConfig) -> list[Mapping[str, Part]]:
+        """Those of each layer's mixer."""
+        return [
+            self.attention if is_attention else self.other for is_attention in config.is_attention
+        ]
 
 
 def weight(key: str, form: str = "same") -> Part:

@@ -23,15 +23,20 @@ class Part:
     ``form``: "same", "transposed", "flat" without two leading axes of one, "squeezed" without the
     middle one (a depthwise convolution), "column" without a second of one, "plus_one" for norms
     that are stored less one, "log_negative" for ``log(-x)``, perhaps of a column, "flattened" with
-    one axis.
+    one axis, "first_half" or "second_half" of the rows.
+
+    ``factor``: what the numbers are multiplied with, or those of each row.
     """
 
     keys: tuple[str, ...]
     form: str = "same"
+    factor: float | tuple[float, ...] = 1.0
 
 
 #: Forms of which some rows are those of the file's.
 _BY_ROWS = ("same", "squeezed", "column", "plus_one", "log_negative")
+#: Those that are one half of the rows, and which.
+_HALVES = {"first_half": 0, "second_half": 1}
 
 
 class Renamed(StoredWeights):
@@ -43,13 +48,21 @@ class Renamed(StoredWeights):
     def __getitem__(self, name: str) -> Array:
         part = self._parts[name]
         tensors = [_formed(self._files[key], part.form) for key in part.keys]
-        return tensors[0] if len(tensors) == 1 else np.stack(tensors)
+        return _times(tensors[0] if len(tensors) == 1 else np.stack(tensors), part, 0)
 
     def rows(self, name: str, begin: int, end: int | None) -> Array:
         part = self._parts[name]
-        is_by_rows = part.form in _BY_ROWS and len(part.keys) == 1
-        if isinstance(self._files, StoredWeights) and is_by_rows:
-            return _formed(self._files.rows(part.keys[0], begin, end), part.form)
+        if not isinstance(self._files, StoredWeights) or len(part.keys) > 1:
+            return self[name][begin:end]
+        if part.form in _HALVES:
+            num_rows = self.shape(name)[0]
+            first = _HALVES[part.form] * num_rows
+            begin, end, _ = slice(begin, end).indices(num_rows)
+            rows = self._files.rows(part.keys[0], first + begin, first + end)
+            return _times(rows, part, begin)
+        if part.form in _BY_ROWS:
+            rows = self._files.rows(part.keys[0], begin, end)
+            return _times(_formed(rows, part.form), part, begin)
         return self[name][begin:end]
 
     def release(self) -> None:
@@ -87,7 +100,9 @@ class Renamed(StoredWeights):
 
     def block_kind(self, name: str) -> str | None:
         part = self._parts[name]
-        if not isinstance(self._files, StoredWeights) or part.form != "same" or len(part.keys) > 1:
+        if not isinstance(self._files, StoredWeights) or len(part.keys) > 1:
+            return None
+        if part.form != "same" or part.factor != 1.0:
             return None
         return self._files.block_kind(part.keys[0])
 
@@ -135,6 +150,8 @@ def formed_shape(shape: Shape, form: str) -> Shape:
         return (shape[0], shape[2])
     if form == "flattened":
         return (math.prod(shape),)
+    if form in _HALVES and shape and shape[0] % 2 == 0:
+        return (shape[0] // 2, *shape[1:])
     if form in ("column", "log_negative") and len(shape) == 2 and shape[1] == 1:
         return shape[:1]
     return shape
@@ -145,9 +162,23 @@ def _formed(tensor: Array, form: str) -> Array:
         return tensor.T
     if form == "plus_one":
         return np.asarray(tensor, np.float32) + np.float32(1)
+    if form in _HALVES:
+        half = len(tensor) // 2
+        return tensor[_HALVES[form] * half :][:half]
     if form == "log_negative":
         tensor = np.log(-np.asarray(tensor, np.float32))
     return tensor.reshape(formed_shape(tensor.shape, form))
+
+
+def _times(rows: Array, part: Part, begin: int) -> Array:
+    """Some rows of a part, from ``begin`` on, times its factor."""
+    if part.factor == 1.0:
+        return rows
+    factor = np.asarray(part.factor, np.float32)
+    if factor.ndim:
+        factor = factor[begin : begin + len(rows)].reshape(-1, *(1,) * (rows.ndim - 1))
+    product: Array = np.asarray(rows, np.float32) * factor
+    return product
 
 
 # -------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from model.families.arwkv7.config import Arwkv7Config
 from model.families.lfm2.config import Lfm2Config
 from model.families.llama.config import FARS, LlamaConfig
 from model.families.mamba.config import Mamba2Config, MambaConfig
+from model.families.mamba2_hybrid.config import Mamba2HybridConfig
 from model.families.qwen35.config import Qwen35Config
 from model.families.rwkv7.config import Rwkv7Config
 from model.state import StateLayout
@@ -158,6 +159,25 @@ def mamba2_options(config: Mamba2Config, layout: StateLayout) -> Options:
         **config.attention_options,
         "eps": config.norm_eps,
         "state_bytes": layout.num_bytes,
+    }
+
+
+def mamba2_hybrid_options(config: Mamba2HybridConfig, layout: StateLayout) -> Options:
+    """Of `model.families.mamba2_hybrid`."""
+    return {
+        **_bounded_options(config, layout),
+        "family": "mamba2_hybrid",
+        "rotary_dim": config.rotary_dim,
+        "intermediate_size": config.intermediate_size,
+        "ends_with_mlp": config.ends_with_mlp,
+        "num_mamba_heads": config.num_mamba_heads,
+        "mamba_head_dim": config.mamba_head_dim,
+        "state_size": config.state_size,
+        "num_groups": config.num_groups,
+        "conv_size": config.conv_size,
+        "embedding_scale": config.embedding_scale,
+        "residual_scale": config.residual_scale,
+        "attention_scale": config.attention_scale,
     }
 
 

@@ -73,5 +73,6 @@ CUTS = {
     "falcon": Cut(falcon=True),
     "smollm": Cut(single_digits=True),
     "llama-bpe": Cut(_pattern(r"\p{L}", r"\p{N}{1,3}"), whole_words=True),
+    "dbrx": Cut(_pattern(r"\p{L}", r"\p{N}{1,3}")),  # of GPT-4, as Granite 4.0 has it
     "lfm2": Cut(_pattern(r"\p{L}", r"\p{N}{1,3}"), whole_words=True),
 }

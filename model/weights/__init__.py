@@ -27,7 +27,7 @@ FORMS = (
     ("consolidated.safetensors", "consolidated.safetensors.index.json"),
 )
 #: No layer of any family has fewer keys, ours or those of another project.
-MIN_LAYER_KEYS = 6
+MIN_LAYER_KEYS = 3
 #: Ends the name of the scales of an int8 matrix, [rows] float32, or of `model.weights.int4`.
 SCALE = ".scale"
 

@@ -138,6 +138,7 @@ class Mamba2Config(JsonConfig):
     """Everything that decides the shapes of weights and state. There is no MLP."""
 
     model_type: ClassVar[str] = "everstream-mamba2"
+    added_later: ClassVar[tuple[str, ...]] = ("mixer_norm",)
     attention: ClassVar[str] = "mamba2"
     constant_state: ClassVar[bool] = True
 
@@ -151,6 +152,8 @@ class Mamba2Config(JsonConfig):
     #: Groups of heads that share B and C, and of channels that are normed together.
     num_groups: int = 1
     conv_size: int = 4
+    #: Whether the gated channels are normed.
+    mixer_norm: bool = True
     norm_eps: float = 1e-5
     #: Whether the head is the embedding.
     tied: bool = True
@@ -163,8 +166,9 @@ class Mamba2Config(JsonConfig):
         check_epsilon(self, "norm_eps")
         if self.conv_size < 2:
             raise ConfigError(f"conv_size must be at least 2, not {self.conv_size}")
-        if type(self.tied) is not bool:
-            raise ConfigError(f"tied must be a boolean, not {self.tied!r}")
+        for name in ("tied", "mixer_norm"):
+            if type(getattr(self, name)) is not bool:
+                raise ConfigError(f"{name} must be a boolean, not {getattr(self, name)!r}")
         check_token_ids(self, "bos_token_id", "eos_token_id")
         if self.num_attention_heads % self.num_groups:
             raise ConfigError(
@@ -212,18 +216,25 @@ class Mamba2Config(JsonConfig):
         return self.inner_size + 2 * self.num_groups * self.state_size
 
     def layer_states(self) -> Sequence[dict[str, TensorSpec]]:
+        """See `mixer_state`."""
+        return [self.mixer_state()] * self.num_hidden_layers
+
+    def mixer_state(self) -> dict[str, TensorSpec]:
         """The inputs before the convolution, oldest first [W - 1, channels], and S [H, N, P]."""
         heads, dim = self.num_attention_heads, self.head_dim
-        layer = {
+        return {
             "conv": TensorSpec((self.conv_size - 1, self.conv_channels)),
             "S": TensorSpec((heads, self.state_size, dim)),
         }
-        return [layer] * self.num_hidden_layers
 
     def weight_shapes(self) -> dict[str, Shape]:
-        """See `model.architectures.config.Config`. The rows of ``in`` are z, x, B, C and dt."""
+        """See `model.architectures.config.Config`."""
+        return decoder_shapes(self, [self.mixer_shapes()] * self.num_hidden_layers, self.tied)
+
+    def mixer_shapes(self) -> dict[str, Shape]:
+        """The weights of a layer's mixer. The rows of ``in`` are z, x, B, C and dt."""
         heads, inner, channels = self.num_attention_heads, self.inner_size, self.conv_channels
-        mixer: dict[str, Shape] = {
+        shapes: dict[str, Shape] = {
             "in.weight": (inner + channels + heads, self.hidden_size),
             "conv": (channels, self.conv_size),
             "conv_bias": (channels,),
@@ -233,7 +244,9 @@ class Mamba2Config(JsonConfig):
             "norm.weight": (inner,),
             "out.weight": (self.hidden_size, inner),
         }
-        return decoder_shapes(self, [mixer] * self.num_hidden_layers, self.tied)
+        if not self.mixer_norm:
+            del shapes["norm.weight"]
+        return shapes
 
     def fixed_weights(self) -> frozenset[str]:
         return frozenset()

@@ -218,8 +218,9 @@ def _blocks(x: Tensor) -> Tensor:
 # A block is ``x + mixer(norm(x))``. The mixer's product gives z, x, B, C and dt; a short
 # convolution with a bias and a silu goes over x, B and C; Delta = softplus(dt + dt_bias). After the
 # recurrence above each head adds D times its x, the channels are gated
-# by silu(z) and then normed within their group. Equations: arXiv 2405.21060; names as in the
-# published weights where they have one (dt_bias, A_log, D).
+# by silu(z) and then normed within their group, but in some hybrids, which have no such norm.
+# Equations: arXiv 2405.21060; names as in the published weights where they have one (dt_bias,
+# A_log, D).
 #
 # Delta is not clamped, as in the published step and in llama.cpp.
 
@@ -245,7 +246,7 @@ class Mamba2Mixer(Mixer):
         self.dt_bias = nn.Parameter(torch.empty(heads))
         self.A_log = nn.Parameter(torch.empty(heads))
         self.D = nn.Parameter(torch.empty(heads))
-        self.norm = nn.RMSNorm(inner, config.norm_eps)
+        self.norm = nn.RMSNorm(inner, config.norm_eps) if config.mixer_norm else None
         self.out = nn.Linear(inner, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
@@ -276,7 +277,10 @@ class Mamba2Mixer(Mixer):
         return self.out(self._gated_norm(y, z).to(x.dtype)), {"conv": conv, "S": s}
 
     def _gated_norm(self, y: Tensor, z: Tensor) -> Tensor:
-        gated = (y * F.silu(z.float())).unflatten(-1, (self.groups[0], -1))
+        gated = y * F.silu(z.float())
+        if self.norm is None:
+            return gated
+        gated = gated.unflatten(-1, (self.groups[0], -1))
         normed = F.rms_norm(gated, gated.shape[-1:], eps=self.norm_eps).flatten(-2)
         return normed * self.norm.weight.float()
 

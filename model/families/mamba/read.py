@@ -194,7 +194,7 @@ def read_mamba2(source: ForeignConfig, weights: Weights) -> tuple[Mamba2Config, 
     """A folder of ``mamba2``; defaults are those of `transformers`, which describe Codestral."""
     source.ignore("time_step_rank")
     _refuse_others(source)
-    _refuse_limit(source, "time_step_limit")
+    refuse_limit(source, "time_step_limit")
     source.choice("norm_before_gate", False)
     vocab_size, width = source.integer("vocab_size", 32768), source.integer("hidden_size", 4096)
     heads, head_dim = source.integer("num_heads", 128), source.integer("head_dim", 64)
@@ -297,7 +297,7 @@ def _mamba2(mixer: ForeignConfig, inner: int, both: dict[str, Any]) -> Mamba2Con
     mixer.choice("norm_before_gate", False)
     mixer.choice("D_has_hdim", False)
     mixer.choice("d_ssm", None, inner)
-    _refuse_limit(mixer, "dt_limit")
+    refuse_limit(mixer, "dt_limit")
     head_dim = mixer.integer("headdim", 64)
     if inner % head_dim:
         raise ConfigError(f"{mixer.family}: headdim must divide {inner}, not {head_dim}")
@@ -328,7 +328,7 @@ def _refuse_others(source: ForeignConfig) -> None:
     source.choice("rms_norm", True)
 
 
-def _refuse_limit(source: ForeignConfig, name: str) -> None:
+def refuse_limit(source: ForeignConfig, name: str) -> None:
     """Raises `ConfigError` where Delta has a bound, which is applied in some forms only."""
     limit = source.anything(name)
     if limit is None:

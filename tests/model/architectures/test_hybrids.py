@@ -17,6 +17,7 @@ from model.architectures.hybrid import with_past
 from model.architectures.network import ModelState, model_of
 from model.families.lfm2.config import Lfm2Config
 from model.families.llama.config import LlamaConfig
+from model.families.mamba2_hybrid.config import Mamba2HybridConfig
 from model.families.qwen35.config import Qwen35Config
 from model.files import ConfigError
 from model.foreign.renamed import Renamed
@@ -53,16 +54,21 @@ def test_logits_and_states_equal_transformers(model: Decoder, name: str) -> None
         logits, state = form(model, tokens)
         assert_close(logits, wanted.logits.double(), TOLERANCE)
         for found, layer in zip(state, wanted.past_key_values.layers, strict=True):
-            assert_close_states(found, their_state(layer, found, 70))
+            assert_close_states(found, their_state(layer, found, name))
 
 
-def their_state(layer: Any, found: dict[str, Tensor], length: int) -> dict[str, Tensor]:
+def their_state(layer: Any, found: dict[str, Tensor], name: str) -> dict[str, Tensor]:
     """A layer's state as we keep it; their convolution's has one input more."""
+    state: dict[str, Tensor] = {}
     if "k" in found:
-        return {"k": layer.keys.transpose(1, 2), "v": layer.values.transpose(1, 2)}
-    state = {"conv": layer.conv_states[0][..., -found["conv"].shape[1] :].transpose(1, 2)}
+        state = {"k": layer.keys.transpose(1, 2), "v": layer.values.transpose(1, 2)}
+    if "conv" not in found:
+        return state
+    state |= {"conv": layer.conv_states[0][..., -found["conv"].shape[1] :].transpose(1, 2)}
     if "S" in found:
-        state["S"] = layer.recurrent_states[0]
+        sums = layer.recurrent_states[0]
+        is_mamba = isinstance(HYBRIDS[name].config, Mamba2HybridConfig)
+        state["S"] = sums.transpose(-1, -2) if is_mamba else sums
     return state
 
 
@@ -83,7 +89,7 @@ def test_greedy_tokens_equal_transformers(model: Decoder, name: str) -> None:
     prompt = texts(name, 30, batch=1)
     answer = theirs(name)(prompt, use_cache=True)
     wanted: list[int] = []
-    for _ in range(100):
+    for _ in range(300):
         wanted.append(int(answer.logits[0, -1].argmax()))
         answer = theirs(name)(
             torch.tensor([wanted[-1:]]), past_key_values=answer.past_key_values, use_cache=True
@@ -91,7 +97,7 @@ def test_greedy_tokens_equal_transformers(model: Decoder, name: str) -> None:
     found: list[int] = []
     logits, state = chunk(model, prompt)
     last = logits[:, -1]
-    for index in range(100):
+    for index in range(300):
         found.append(int(last.argmax()))
         last, state = model.step(torch.tensor(found[-1:]), state, torch.tensor([30 + index]))
     assert found == wanted
@@ -175,7 +181,7 @@ def test_config_survives_its_json_form(name: str) -> None:
     assert config_from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
-@pytest.mark.parametrize("cls", [Qwen35Config, Lfm2Config])
+@pytest.mark.parametrize("cls", [Qwen35Config, Lfm2Config, Mamba2HybridConfig])
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -197,7 +203,7 @@ def test_config_survives_its_json_form(name: str) -> None:
     ],
 )
 def test_config_names_the_field(
-    cls: type[Qwen35Config | Lfm2Config], values: dict[str, Any], message: str
+    cls: type[Qwen35Config | Lfm2Config | Mamba2HybridConfig], values: dict[str, Any], message: str
 ) -> None:
     sizes = {"vocab_size": 99, "num_hidden_layers": 16, "attention_layers": [3]}
     sizes |= {"num_attention_heads": 16, "model_type": cls.model_type}
@@ -217,6 +223,42 @@ def test_config_names_the_field(
 def test_qwen35_config_names_the_field(values: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Qwen35Config(99, **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rotary_dim": 3}, r"rotary_dim must be even and in 0\.\.64, not 3"),
+        ({"rotary_dim": 66}, r"rotary_dim must be even and in 0\.\.64, not 66"),
+        ({"num_groups": 5}, "num_groups must divide 48 heads, not 5"),
+        ({"state_size": 0}, "state_size must be a positive integer"),
+        ({"mamba_layers": (1, 0)}, r"mamba_layers must be in 0\.\.31 and in order, not \[1, 0\]"),
+        ({"mixer_norm": 1}, "mixer_norm must be a boolean, not 1"),
+        ({"residual_scale": 0.0}, r"residual_scale must be a float up to 10000, not 0\.0"),
+        ({"embedding_scale": 12}, "embedding_scale must be a float up to 10000, not 12"),
+        ({"attention_scale": -1.0}, r"attention_scale must be a float up to 10000, not -1\.0"),
+    ],
+)
+def test_config_of_a_hybrid_over_mamba2_names_the_field(
+    values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Mamba2HybridConfig(99, **values)
+
+
+def test_layers_of_mamba2_are_those_without_attention() -> None:
+    some = Mamba2HybridConfig(99, num_hidden_layers=4, attention_layers=(1,))
+    assert some.is_mamba == [True, False, True, True] and some.ends_with_mlp
+    assert replace(some, mamba_layers=(0, 2, 3)) == some
+    alone = replace(some, mamba_layers=(0,))
+    assert (alone.is_mamba, alone.ends_with_mlp) == ([True, False, False, False], False)
+    assert [set(layer) for layer in alone.layer_states()] == [
+        {"conv", "S"},
+        {"k", "v"},
+        set(),
+        set(),
+    ]
+    assert "blocks.2.mixer.up.weight" in alone.weight_shapes()
 
 
 def test_lfm2_config_needs_pairs_of_channels() -> None:

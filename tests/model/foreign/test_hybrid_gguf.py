@@ -36,8 +36,11 @@ ROUNDED_TOLERANCE = {"BF16": 0.05, "Q8_0": 0.15}
 #: With sizes that llama.cpp takes (keys and values of one width, whole blocks of Q8_0), and the
 #: length of a prompt after which no two ids come so near that rounding decides.
 SERVED = {"qwen35-wide": 44, "qwen35-triple": 42, "lfm2-wide": 36}
+SERVED |= {"granite-wide": 44, "nemotron-wide": 44, "falcon-wide": 44}
 SERVED |= {"llama-wide": 44, "qwen2-wide": 44, "qwen3-wide": 44}
-QWEN, LFM2 = "qwen35-triple", "lfm2-wide"
+#: In whose files some weights are those of the folder times its multipliers.
+MULTIPLIED = [name for name, hybrid in HYBRIDS.items() if hybrid.family == "falcon_h1"]
+QWEN, LFM2, GRANITE = "qwen35-triple", "lfm2-wide", "granite-wide"
 
 
 @pytest.fixture
@@ -79,12 +82,13 @@ def test_blocks_come_in_the_order_of_the_heads(path: Path) -> None:
     assert weights.block_kind("blk.0.ssm_out.weight") is None
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("name", [name for name in HYBRIDS if name not in MULTIPLIED])
 def test_file_is_the_model_of_the_folder(name: str, path: Path) -> None:
     """Bit for bit, but for norms that are stored less one and the logarithm of the decay."""
     config, weights = read_gguf(GgufFile(write_hybrid(path, name)), path.name)
     wanted = HYBRIDS[name].config
     different = {"norm_eps", "rope_theta", "rope_factors", "context"}
+    different |= {"embedding_scale", "residual_scale", "attention_scale"}
     found = {key: value for key, value in config.to_dict().items() if key not in different}
     assert found.items() <= wanted.to_dict().items()
     for field in different - {"context"}:
@@ -94,7 +98,17 @@ def test_file_is_the_model_of_the_folder(name: str, path: Path) -> None:
         np.testing.assert_allclose(weights[key], tensor.numpy(), rtol=0, atol=5e-7, err_msg=key)
 
 
-@pytest.mark.parametrize("name", ["qwen35-unequal", "qwen35-triple", "qwen35-equal", "lfm2-odd"])
+@pytest.mark.parametrize("name", ["falcon-normed", "falcon-wide"])
+def test_file_with_multiplied_weights_is_the_model_of_the_folder(name: str, path: Path) -> None:
+    tokens = texts(name, 40)
+    found = model_of(*read_gguf(GgufFile(write_hybrid(path, name)), path.name)).parallel(tokens)
+    wanted = ours(name).parallel(tokens)
+    assert (found - wanted).abs().max() < 1e-5 * wanted.abs().max()
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen35-unequal", "qwen35-triple", "qwen35-equal", "lfm2-odd", "granite-odd"]
+)
 def test_rows_are_those_of_the_whole(name: str, path: Path) -> None:
     weights = load(write_hybrid(path, name))
     for key in weights:
@@ -173,10 +187,10 @@ def test_text_begins_with_what_separates_texts(path: Path) -> None:
 
 
 def test_file_is_served_with_the_tokenizer_inside(path: Path) -> None:
-    for name in (QWEN, LFM2):
+    for name in (QWEN, LFM2, GRANITE):
         write_hybrid(path, name, fill=byte_level_vocabulary(tiny_tokenizer(), 330))
         checkpoint = load_checkpoint(path)
-        assert checkpoint.config.attention in ("qwen35", "lfm2")
+        assert checkpoint.config.attention in ("qwen35", "lfm2", "mamba2_hybrid")
         assert checkpoint.tokenizer.encode("Once upon") == tiny_tokenizer().encode("Once upon")
 
 
@@ -201,6 +215,22 @@ def test_file_is_served_with_the_tokenizer_inside(path: Path) -> None:
         (LFM2, {"rope.dimension_count": 8}, "rope.dimension_count is 8, the tensors have 16"),
         (LFM2, {"expert_count": 8}, "unknown field 'expert_count'"),
         (LFM2, {"shortconv.l_cache": 5}, r"shortconv\.conv\.weight is \[64, 3\], wanted \[64, 5\]"),
+        (GRANITE, {"expert_count": 8}, "expert_count is not supported: only the dense ones of"),
+        (GRANITE, {"ssm.time_step_rank": 9}, r"ssm\.time_step_rank must divide 128, not 9"),
+        (GRANITE, {"logit_scale": 0.0}, r"logit_scale must be positive, not 0\.0"),
+        (GRANITE, {"rope.dimension_count": 8}, "rope.dimension_count is 8, the tensors have 16"),
+        (GRANITE, {"rope.scaling.finetuned": 2}, "rope.scaling.finetuned must be a boolean, not 2"),
+        (GRANITE, {"rope.scaling.type": "yarn"}, r"unknown field 'rope\.scaling\.type'"),
+        (GRANITE, {"ssm.group_count": 3}, "num_groups must divide 8 heads, not 3"),
+        ("nemotron-odd", {"feed_forward_length": 37}, "feed_forward_length must be one number in"),
+        ("nemotron-odd", {"feed_forward_length": [0, 37, 0, 0, 38]}, "must be one number in some"),
+        ("nemotron-odd", {"rope.scaling.finetuned": True}, "finetuned True is not supported"),
+        ("falcon-odd", {"attention.head_count_kv": [2, 0, 2]}, "must not be 0 in any layer"),
+        (
+            "falcon-odd",
+            {"rope.dimension_count": 4},
+            "rope.dimension_count is 4, the tensors have 6",
+        ),
     ],
 )
 def test_metadata_beyond_ours_is_refused_by_name(

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from model.architectures.hybrid import BoundedConfig, with_past
 from model.families.lfm2.config import Lfm2Config
 from model.families.llama.config import LayerPlan, LlamaConfig
+from model.families.mamba2_hybrid.config import Mamba2HybridConfig
 from model.families.qwen35.config import Qwen35Config
 
 Weights = dict[str, npt.NDArray[np.float32]]
@@ -77,6 +78,57 @@ CONFIGS: dict[str, BoundedConfig] = {
         head_dim=32,
         conv_size=5,
         tied=False,
+    ),
+    "granite": Mamba2HybridConfig(
+        **_QWEN35,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+        num_mamba_heads=6,
+        mamba_head_dim=9,
+        state_size=7,
+        num_groups=2,
+        embedding_scale=3.0,
+        residual_scale=0.3,
+        attention_scale=0.2,
+    ),
+    "granite-square": Mamba2HybridConfig(
+        **{**_QWEN35, "hidden_size": 64, "attention_layers": (1, 2)},
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=32,
+        rotary_dim=32,
+        num_mamba_heads=8,
+        mamba_head_dim=32,
+        state_size=16,
+        conv_size=2,
+        tied=False,
+    ),
+    "nemotron": Mamba2HybridConfig(
+        **{**_QWEN35, "num_hidden_layers": 4},
+        mamba_layers=(0, 3),
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=10,
+        num_mamba_heads=6,
+        mamba_head_dim=9,
+        state_size=7,
+        num_groups=3,
+        tied=False,
+    ),
+    "falcon-h1": Mamba2HybridConfig(
+        **{**_QWEN35, "attention_layers": (0, 1, 2)},
+        mamba_layers=(0, 1, 2),
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=18,
+        rotary_dim=18,
+        num_mamba_heads=4,
+        mamba_head_dim=20,
+        state_size=9,
+        num_groups=2,
+        mixer_norm=False,
+        embedding_scale=0.5,
     ),
     "llama": LlamaConfig(
         **_LLAMA,

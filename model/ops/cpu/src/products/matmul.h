@@ -18,12 +18,13 @@ namespace EVERSTREAM_LEVEL {
 // Rows of one task.
 constexpr int TASK_ROWS = 96;
 
-// Where the products go, row by row.
+// Where the products go, row by row; those that are added are times `scale`.
 enum class Into { store, add, swiglu, gelu, tanh, sigmoid, square_relu };
 struct Output {
     float* y;
     int stride;
     Into into = Into::store;
+    float scale = 1.0f;
 };
 
 inline void finish_row(const Matrix& w, int panel, float* tmp, const Output& out, int row) {
@@ -32,7 +33,11 @@ inline void finish_row(const Matrix& w, int panel, float* tmp, const Output& out
     float* y = out.y + size_t(row) * out.stride;
     switch (out.into) {
         case Into::store: map(y + begin, tmp, n, [](F a) { return a; }); break;
-        case Into::add: map(y + begin, y + begin, tmp, n, [](F a, F b) { return a + b; }); break;
+        case Into::add: {  // with a scale of 1 the bits of a + b
+            const F scale = F::set(out.scale);
+            map(y + begin, y + begin, tmp, n, [scale](F a, F b) { return fma(scale, b, a); });
+            break;
+        }
         case Into::gelu: map(y + begin, tmp, n, [](F a) { return gelu(a); }); break;
         case Into::tanh: map(y + begin, tmp, n, [](F a) { return tanh(a); }); break;
         case Into::sigmoid: map(y + begin, tmp, n, [](F a) { return sigmoid(a); }); break;

@@ -66,6 +66,7 @@ struct Model {
     Precision precision = Precision::float32;
     int vocab_size = 0, hidden = 0, num_layers = 0;
     float eps = 1e-5f;
+    float embedding_scale = 1.0f, residual_scale = 1.0f;  // of rows looked up, of what is added to x
     Table embedding;
     Norm norm;
     Matrix head;

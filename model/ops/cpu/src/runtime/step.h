@@ -208,7 +208,7 @@ protected:
     Output into(int place, Into how = Into::store) const {
         return {b.buffers[place], s.buffers[place], how};
     }
-    Output onto_x() const { return {b.x, s.x, Into::add}; }
+    Output onto_x() const { return {b.x, s.x, Into::add, model.residual_scale}; }
 
     // Rows that a phase has made and prepared.
     struct Prepared {

@@ -1,6 +1,7 @@
 #include "families/bounded/builder.h"
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 
 namespace everstream {
@@ -26,6 +27,7 @@ void read_bounded(BoundedModel& m, const Options& options, Packer& p, bool gated
     m.head_size = options.integer("head_dim");
     m.rotary_size = options.integer("rotary_dim");
     m.frequencies = read_frequencies(m, options, p);
+    m.score_scale = 1.0f / std::sqrt(float(m.head_size));
     m.gated = gated;
     m.sinks = options.integer("sinks");
     m.farthest = options.integer("farthest");

@@ -44,6 +44,7 @@ struct BoundedModel : Model {
     int num_heads = 0, num_kv_heads = 0, head_size = 0;  // H, G and F
     int rotary_size = 0;  // channels that turn
     const double* frequencies = nullptr;  // of the pairs that turn, in radians a position
+    float score_scale = 0.0f;  // of the scores: 1 / sqrt(F) in most families
     bool gated = false;
     int sinks = 0;        // positions that never lose their place
     int farthest = 0;     // the sinks are seen no farther away; 0 where no layer is attention

@@ -35,7 +35,9 @@ protected:
 
     void begin() {
         w.each(b.num_rows, [&](int row) {
-            look_up(m.embedding, b.tokens[row], b.x + size_t(row) * s.x);
+            float* x = b.x + size_t(row) * s.x;
+            look_up(m.embedding, b.tokens[row], x);
+            if (m.embedding_scale != 1.0f) scale(x, m.embedding_scale, m.hidden);
             if (!m.farthest) return;  // no layer is attention
             const int half = m.rotary_size / 2;
             float* at = buffer(B::angles, row);
@@ -50,6 +52,12 @@ protected:
         products(
             normed(norm), {{&l.in, into(B::in)}}, l.in_state ? b.num_sequences * G : 0,
             [&](int task) { enter(l, task / G, task % G); });
+        attend_and_leave(l);
+    }
+
+    // What follows the products with `in`.
+    void attend_and_leave(const BoundedAttention& l) {
+        const int G = m.num_kv_heads;
         w.each(b.num_rows * G, [&](int task) { bring(l, task / G, task % G); });
         // At least as many as there are parts, in the order of the texts.
         const int parts = b.num_rows / ATTENTION_ROWS + b.num_sequences;
@@ -119,7 +127,6 @@ private:
         const int n = m.head_size, turning = m.rotary_size / 2, half = l.rotates ? turning : 0;
         const float* angles = buffer(B::angles, row);
         const float *sine = angles + turning, *near = sine + turning, *near_sine = near + turning;
-        const float root = 1.0f / std::sqrt(float(n));
         for (int head = kv * m.group(); head < (kv + 1) * m.group(); head++) {
             float* q = query(row, head);
             if (l.q_norm) rms_norm(q, l.q_norm, m.eps, n);
@@ -128,7 +135,7 @@ private:
                 far_features(l.far, map, q, n, far_of(row, head));
                 far_weight_of(row, head) = far_weight(l.far, head, q, n);
             }
-            scale(q, root, n);
+            scale(q, m.score_scale, n);
             if (is_far(row)) {
                 float* to_sinks = buffer(B::near, row) + head * n;
                 std::memcpy(to_sinks, q, size_t(n) * 4);

@@ -1,0 +1,151 @@
+"""The config of a hybrid over Mamba-2, its state and its weights' names and shapes."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from model.architectures.config import check_positive
+from model.architectures.hybrid import HybridConfig, decoder_shapes
+from model.families.mamba.config import Mamba2Config
+from model.files import ConfigError
+from model.tensor_spec import Shape, TensorSpec
+
+#: No multiplier of a published model is near.
+MAX_SCALE = 1e4
+
+
+@dataclass(frozen=True)
+class Mamba2HybridConfig(HybridConfig):
+    """Everything that decides the shapes of weights and state, and the scales of sums.
+
+    A layer of `attention_layers` has attention, one of `mamba_layers` a Mamba-2, and one of both
+    adds the two up, of the same normed input. One of neither is an MLP of squared ReLU; if there is
+    such a layer, no other has an MLP (`ends_with_mlp`), and otherwise each ends with SwiGLU.
+    """
+
+    model_type: ClassVar[str] = "everstream-mamba2-hybrid"
+    attention: ClassVar[str] = "mamba2_hybrid"
+    gated: ClassVar[bool] = False
+    qk_norm: ClassVar[bool] = False
+    interval: ClassVar[int] = 8
+    options: ClassVar[tuple[str, ...]] = (
+        *("attention_layers", "mamba_layers", "num_key_value_heads", "rotary_dim"),
+        *("num_mamba_heads", "mamba_head_dim", "state_size", "num_groups", "conv_size"),
+    )
+
+    vocab_size: int
+    hidden_size: int = 768
+    num_hidden_layers: int = 32
+    intermediate_size: int = 2048
+    attention_layers: tuple[int, ...] = ()
+    #: Indices, in their order; None is all that are not attention.
+    mamba_layers: tuple[int, ...] | None = None
+    num_attention_heads: int = 12
+    num_key_value_heads: int = 4
+    head_dim: int = 64
+    #: Channels of a head of attention that have rotary positions; 0 for none.
+    rotary_dim: int = 0
+    rope_theta: float = 1e4
+    #: Of Mamba-2, as in `model.families.mamba.config`.
+    num_mamba_heads: int = 48
+    mamba_head_dim: int = 32
+    state_size: int = 128
+    num_groups: int = 1
+    conv_size: int = 4
+    mixer_norm: bool = True
+    #: What embeddings are multiplied with, and all that is added to the residual stream.
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    #: What the scores of attention are multiplied with; 0 is ``head_dim ** -0.5``.
+    attention_scale: float = 0.0
+    norm_eps: float = 1e-5
+    tied: bool = True
+    bos_token_id: int = 0
+    eos_token_id: int = 0
+    max_context: int = 4096
+    context: int = 0
+    past: str = "stop"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mamba_layers is not None:
+            self._set_layers("mamba_layers")
+            if all(map(operator.ne, self.is_attention, self.is_mamba)):
+                self._set("mamba_layers", None)
+        if type(self.mixer_norm) is not bool:
+            raise ConfigError(f"mixer_norm must be a boolean, not {self.mixer_norm!r}")
+        check_positive(self, "num_mamba_heads", "mamba_head_dim", "state_size", "num_groups")
+        rotary = self.rotary_dim
+        if type(rotary) is not int or rotary % 2 or not 0 <= rotary <= self.head_dim:
+            raise ConfigError(f"rotary_dim must be even and in 0..{self.head_dim}, not {rotary!r}")
+        if self.num_mamba_heads % self.num_groups:
+            raise ConfigError(
+                f"num_groups must divide {self.num_mamba_heads} heads, not {self.num_groups}"
+            )
+        for name in ("embedding_scale", "residual_scale", "attention_scale"):
+            value, may_be_zero = getattr(self, name), name == "attention_scale"
+            is_float = type(value) is float and 0.0 <= value <= MAX_SCALE
+            if not is_float or not (value or may_be_zero):
+                raise ConfigError(f"{name} must be a float up to {MAX_SCALE:.0f}, not {value!r}")
+
+    @property
+    def mamba(self) -> Mamba2Config:
+        """That of the Mamba-2 mixers."""
+        return Mamba2Config(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            num_hidden_layers=self.num_hidden_layers,
+            num_attention_heads=self.num_mamba_heads,
+            head_dim=self.mamba_head_dim,
+            state_size=self.state_size,
+            num_groups=self.num_groups,
+            conv_size=self.conv_size,
+            mixer_norm=self.mixer_norm,
+            norm_eps=self.norm_eps,
+        )
+
+    @property
+    def is_mamba(self) -> list[bool]:
+        """Of each layer."""
+        if self.mamba_layers is None:
+            return [not is_attention for is_attention in self.is_attention]
+        layers = set(self.mamba_layers)
+        return [layer in layers for layer in range(self.num_hidden_layers)]
+
+    @property
+    def ends_with_mlp(self) -> bool:
+        """See `model.architectures.hybrid.mlp_size`."""
+        return all(map(operator.or_, self.is_attention, self.is_mamba))
+
+    def layer_states(self) -> list[dict[str, TensorSpec]]:
+        """See `model.architectures.config.Config`; a layer that is an MLP has none."""
+        past, other = self.past_state(), self.other_state()
+        return [
+            (other if is_mamba else {}) | (past if is_attention else {})
+            for is_attention, is_mamba in zip(self.is_attention, self.is_mamba, strict=True)
+        ]
+
+    def weight_shapes(self) -> dict[str, Shape]:
+        """See `model.architectures.config.Config`."""
+        mixers = map(self._mixer_shapes, self.is_attention, self.is_mamba)
+        return decoder_shapes(self, list(mixers), self.tied)
+
+    def _mixer_shapes(self, is_attention: bool, is_mamba: bool) -> dict[str, Shape]:
+        if is_attention and is_mamba:
+            parts = {"attention": self.attention_shapes(), "mamba": self.other_shapes()}
+            return {f"{part}.{n}": s for part, shapes in parts.items() for n, s in shapes.items()}
+        if is_attention:
+            return self.attention_shapes()
+        width, inner = self.hidden_size, self.intermediate_size
+        mlp: dict[str, Shape] = {"up.weight": (inner, width), "down.weight": (width, inner)}
+        return self.other_shapes() if is_mamba else mlp
+
+    def other_state(self) -> dict[str, TensorSpec]:
+        """See `Mamba2Config.mixer_state`."""
+        return self.mamba.mixer_state()
+
+    def other_shapes(self) -> dict[str, Shape]:
+        """See `Mamba2Config.mixer_shapes`."""
+        return self.mamba.mixer_shapes()
