@@ -1,4 +1,4 @@
-"""The tables of docs/background/speed.md from what `benchmarks.peers` found."""
+"""The tables of docs/background/peers.md from what `benchmarks.peers` found."""
 
 from __future__ import annotations
 
