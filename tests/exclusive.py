@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+from tests.empty_home import is_worker
+
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
@@ -18,3 +22,13 @@ def exclusive(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def folder_of_run(name: str, factory: pytest.TempPathFactory) -> Path:
+    """A folder of this name that all workers of a test run share; a block makes what is in it."""
+    folder = factory.getbasetemp()
+    if is_worker():
+        folder = folder.parent
+    shared = folder / name
+    shared.mkdir(exist_ok=True)
+    return shared

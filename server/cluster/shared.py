@@ -46,9 +46,12 @@ R = TypeVar("R")
 
 
 class PostgresHolding:
-    """See `server.sessions.loader.Holding`."""
+    """See `server.sessions.loader.Holding`. Other replicas have ``answer_s`` seconds to answer."""
 
-    def __init__(self, async_engine: AsyncEngine, store: PostgresStore) -> None:
+    def __init__(
+        self, async_engine: AsyncEngine, store: PostgresStore, answer_s: float = ANSWER_S
+    ) -> None:
+        self._answer_s = answer_s
         self._continues = False
         self._async_engine, self._store = async_engine, store
         self._held: Held | None = None
@@ -70,7 +73,7 @@ class PostgresHolding:
         question = {"ask": id, "by": self._store.key, "session": session, "owner": owner}
         try:
             await self._tell(replica, question | {"how": handover})
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(self._answer_s):
                 answer = await future
         except TimeoutError:
             raise HeldElsewhere(replica) from None

@@ -102,7 +102,7 @@ class MemoryConnection:
 
 
 class MemoryUpkeep(Upkeep):
-    """Where states need more than ``max_state_bytes``, the oldest go.
+    """Where states need more than ``max_state_bytes``, the oldest go; so do more than ``max_keys``.
 
     The newest one of a session that has been evicted stays.
     """
@@ -113,15 +113,17 @@ class MemoryUpkeep(Upkeep):
         clock: StoreClock,
         limits: StoreLimits,
         max_state_bytes: int,
+        max_keys: int,
     ) -> None:
         super().__init__(connection, connection.database, clock, limits)
         self._states, self._max_state_bytes = connection.states, max_state_bytes
+        self._max_keys = max_keys
 
     def _shorten(self, heads: Sequence[Head]) -> None:
         super()._shorten(heads)
         if self._states.num_bytes > self._max_state_bytes:
             self._bound_states()
-        self._database.execute(_DROP_KEYS, (MAX_KEYS,))
+        self._database.execute(_DROP_KEYS, (self._max_keys,))
 
     def _bound_states(self) -> None:
         """Drops the oldest states, to an eighth below the bound, so that it is rarely done."""
@@ -150,7 +152,8 @@ class MemoryUpkeep(Upkeep):
 class MemoryStore(LocalStore):
     """See `server.store.base.Store` for what is public.
 
-    ``max_state_bytes`` bounds the states of snapshots; see `MemoryUpkeep`.
+    ``max_state_bytes`` bounds the states of snapshots, ``max_keys`` the keys of requests; see
+    `MemoryUpkeep`.
     """
 
     def __init__(
@@ -160,12 +163,15 @@ class MemoryStore(LocalStore):
         *,
         durable: bool = False,
         max_state_bytes: int = 256 << 20,
+        max_keys: int = MAX_KEYS,
     ) -> None:
         super().__init__()
         self.store_id = secrets.token_hex(8)
         self.durable = durable
         self._connection = MemoryConnection(identity)
-        self._upkeep = MemoryUpkeep(self._connection, self._clock, limits, max_state_bytes)
+        self._upkeep = MemoryUpkeep(
+            self._connection, self._clock, limits, max_state_bytes, max_keys
+        )
         self._max_state_bytes = self._next_bound_bytes = max_state_bytes
         self._named: dict[str, tuple[str, bytes]] = {}
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-import subprocess
-import sys
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,31 +18,8 @@ from model.training.config import TrainConfig
 from model.training.data import Source
 from model.training.evaluate import evaluate
 from model.training.loop import Run, train
+from tests.forking import Forked
 from tests.model.training.conftest import assert_same_run, elsewhere
-
-ROOT = Path(__file__).parents[3]
-
-#: Trains seven steps, saves after the fifth, reports, and waits to be killed.
-INTERRUPTED = """
-import json, sys
-from pathlib import Path
-from model.config import ModelConfig
-from model.tokenizer import Tokenizer
-from model.training.data import Source
-from model.training.config import TrainConfig
-from model.training.loop import Run
-
-data, out, tokenizer, precision, model = sys.argv[1:]
-config = TrainConfig((Source(Path(data)),), Path(out), num_steps=12, batch_size=3, window=32,
-                     warmup_steps=2, eval_every=4, precision=precision, threads=1)
-run = Run(config, ModelConfig.from_dict(json.loads(model)), Tokenizer.load(Path(tokenizer)))
-for step in range(7):
-    run.train_step()
-    if run.step == 5:
-        run.save()
-print("ready", flush=True)
-sys.stdin.read()
-"""
 
 
 @pytest.fixture
@@ -82,16 +59,14 @@ def test_killed_run_resumes_bit_for_bit(
     out = killed.out
     tokenizer.save(ids)
     names = [str(config.data[0].path), str(out), str(ids), precision, json.dumps(tiny.to_dict())]
-    with subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, *names],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
+    with tempfile.TemporaryFile() as errors:
+        child = Forked(
+            "tests.model.training.interrupted", names, os.environ, errors, has_torch=True
+        )
+    with child.stdout:
+        assert child.stdout.readline() == b"ready\n"
         child.kill()
+        child.wait()
     train(killed, tiny, tokenizer)
 
     assert_same_run(config.out, out)

@@ -7,10 +7,8 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from server.cluster import shared
 from server.store.postgres.store import PostgresStore
 from tests.postgres import Postgres
-from tests.reliability.servers import STUCK_S
 from tests.s3_server import S3Server
 from tests.server.cluster.stores import Join, shared_place
 
@@ -30,12 +28,6 @@ def _started() -> Iterator[S3Server]:
 #: The first is shared by a module; a test may break the second.
 s3 = pytest.fixture(_started, scope="module", name="s3")
 own_s3 = pytest.fixture(_started, name="own_s3")
-
-
-@pytest.fixture(autouse=True)
-def answers_may_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replica of this process answers, but on a busy machine perhaps not within seconds."""
-    monkeypatch.setattr(shared, "ANSWER_S", STUCK_S)
 
 
 @pytest.fixture

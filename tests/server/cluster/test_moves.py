@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from server.cluster import shared
 from server.cluster.shared import PostgresHolding
 from server.engine.types import Event, Failed, Finished, Migrated, TokenEvent
 from server.errors import SessionAttached, SessionNotFound
@@ -37,11 +36,11 @@ class Replica:
 
 
 @asynccontextmanager
-async def replica(url: str) -> AsyncIterator[Replica]:
+async def replica(url: str, answer_s: float) -> AsyncIterator[Replica]:
     store = PostgresStore(fake_place(url))
     engine = FakeEngine(can_evict=True, new_id=lambda: f"sess_{secrets.token_hex(16)}")
     async with driving(engine, store=store) as async_engine:
-        shared = PostgresHolding(async_engine, store)
+        shared = PostgresHolding(async_engine, store, answer_s)
         sessions = Sessions(async_engine, holding=shared)
         keys = IdempotencyKeys(async_engine, sessions, shared)
         await sessions.start()
@@ -49,9 +48,12 @@ async def replica(url: str) -> AsyncIterator[Replica]:
 
 
 @asynccontextmanager
-async def replicas(url: str, number: int = 2) -> AsyncIterator[list[Replica]]:
+async def replicas(
+    url: str, number: int = 2, answer_s: float = STUCK_S
+) -> AsyncIterator[list[Replica]]:
+    """They answer, but on a busy machine perhaps not within seconds."""
     async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(replica(url)) for _ in range(number)]
+        yield [await stack.enter_async_context(replica(url, answer_s)) for _ in range(number)]
 
 
 async def tokens(event_queue: EventQueue[Event], number: int) -> list[TokenEvent]:
@@ -199,12 +201,9 @@ async def test_streams_of_a_drained_replica_continue_at_others(database_url: str
         assert len(events) > end.seq
 
 
-async def test_sessions_of_a_dead_replica_are_taken_on_request(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_sessions_of_a_dead_replica_are_taken_on_request(database_url: str) -> None:
     """Its engine continues, but the lock that shows its life is gone, as after a kill."""
-    monkeypatch.setattr(shared, "ANSWER_S", 1.0)
-    async with replicas(database_url) as (one, other):
+    async with replicas(database_url, answer_s=1.0) as (one, other):
         session, _ = await begin(one)
         assert one.store.presence is not None
         one.store.presence.close()
@@ -220,11 +219,8 @@ async def test_sessions_of_a_dead_replica_are_taken_on_request(
             await one.async_engine.died.wait()
 
 
-async def test_silent_replica_is_an_error_after_a_timeout(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shared, "ANSWER_S", 1.0)
-    async with replicas(database_url) as (one, other):
+async def test_silent_replica_is_an_error_after_a_timeout(database_url: str) -> None:
+    async with replicas(database_url, answer_s=1.0) as (one, other):
         session, event_queue = await begin(one)
         one.store.listen(lambda message: None, lambda key: None)
         with pytest.raises(HeldElsewhere):

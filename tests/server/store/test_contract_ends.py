@@ -204,9 +204,8 @@ def test_memory_drops_old_states_first() -> None:
     assert states.count(None) == 4
 
 
-def test_memory_has_the_keys_of_the_newest_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.store.memory_store.MAX_KEYS", 2)
-    store = MemoryStore()
+def test_memory_has_the_keys_of_the_newest_sessions() -> None:
+    store = MemoryStore(max_keys=2)
     for number in range(4):
         writer = Writer(f"s{number}")
         store.commit([writer.opened(), *writer.turn(1, key=f"k{number}"), writer.deleted()])
@@ -216,9 +215,8 @@ def test_memory_has_the_keys_of_the_newest_sessions(monkeypatch: pytest.MonkeyPa
     assert [each is not None for each in found] == [False, False, True, True]
 
 
-def test_memory_has_the_keys_that_were_used_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.store.memory_store.MAX_KEYS", 2)
-    store = MemoryStore()
+def test_memory_has_the_keys_that_were_used_last() -> None:
+    store = MemoryStore(max_keys=2)
     old, new = Writer("old"), Writer("new")
     store.commit([old.opened(), *old.turn(1, key="first")])
     store.commit([new.opened(), *new.turn(1, key="a"), *new.turn(1, key="b")])

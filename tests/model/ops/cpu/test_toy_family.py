@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from pathlib import Path
 from types import ModuleType
 
@@ -27,6 +25,7 @@ from server.engine.engine import Engine, EngineConfig
 from server.engine.runner import CpuStatePool, NativeRunner, Runner
 from server.engine.session import Saved
 from server.engine.torch_runner import TorchRunner
+from tests.exclusive import exclusive, folder_of_run
 from tests.model.ops.cpu.models import (
     feed,
     random_tokens,
@@ -52,12 +51,9 @@ TOLERANCE = 2e-6
 @pytest.fixture(scope="module")
 def module(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     """The extension module with this family in it; workers of one run share the build."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    with (folder / "toy.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return build_module(folder / "toy")
+    folder = folder_of_run("toy", tmp_path_factory)
+    with exclusive(folder):
+        return build_module(folder)
 
 
 @pytest.fixture

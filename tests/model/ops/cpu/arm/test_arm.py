@@ -44,8 +44,7 @@ Weights = Mapping[str, npt.NDArray[np.float32]]
 def replay(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program, for Arm. Nothing may be warned of."""
     flags = ["-Wall", "-Wextra", "-Werror", "-march=armv8-a", "-static", "-DEVERSTREAM_LEVEL=neon"]
-    program = tmp_path_factory.mktemp("arm") / "replay"
-    return build_replay(program, "aarch64-linux-gnu-g++", flags)
+    return build_replay("arm", "aarch64-linux-gnu-g++", flags, tmp_path_factory)
 
 
 @pytest.mark.parametrize(("name", "dtype"), chosen(SERVED, DTYPES))
