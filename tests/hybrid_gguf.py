@@ -52,8 +52,11 @@ _LLAMA = {
 }
 _PARTS = {"qwen3_5_text": _QWEN, "lfm2": _LFM2}
 #: Their ``model_type`` -> ``general.architecture``, where it is another.
-_NAMES = {"qwen3_5_text": "qwen35", "granitemoehybrid": "granitehybrid"}
-_NAMES["falcon_h1"] = "falcon-h1"
+_NAMES = {
+    "qwen3_5_text": "qwen35",
+    "granitemoehybrid": "granitehybrid",
+    "falcon_h1": "falcon-h1",
+}
 #: Tensors that no quantisation touches, besides vectors.
 _WIDE = ("ssm_conv1d.weight", "shortconv.conv.weight", "ssm_a", "ssm_d")
 

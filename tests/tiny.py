@@ -175,8 +175,10 @@ def _tiny_hybrid(attention: str, vocab_size: int) -> Config:
     if attention == "lfm2":
         return Lfm2Config(**sizes)
     if attention == "mamba2_hybrid":
-        return Mamba2HybridConfig(
+        return Mamba2HybridConfig(  # a layer of one mixer, of both, and of an MLP alone
             **sizes,
+            mamba_layers=(0, 1),
+            rotary_dim=16,
             num_mamba_heads=4,
             mamba_head_dim=16,
             state_size=12,

@@ -64,6 +64,14 @@ def _pattern(letters: str, digits: str) -> str:
     return f"{_CONTRACTIONS}|{word}|{digits}|{others}|{_SPACES}"
 
 
+def _tekken() -> str:
+    """Words begin at a capital after small letters; each digit is a word."""
+    upper, lower = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+    first = r"[^\r\n\p{L}\p{N}]?"
+    words = f"{first}[{upper}]*[{lower}]+|{first}[{upper}]+[{lower}]*"
+    return rf"{words}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+
+
 #: ``tokenizer.ggml.pre`` -> how to cut.
 CUTS = {
     "gpt-2": Cut(),
@@ -73,6 +81,10 @@ CUTS = {
     "falcon": Cut(falcon=True),
     "smollm": Cut(single_digits=True),
     "llama-bpe": Cut(_pattern(r"\p{L}", r"\p{N}{1,3}"), whole_words=True),
+    # As llama.cpp cuts Falcon-H1's texts.
+    "falcon-h1": Cut(_pattern(r"\p{L}", r"\p{N}{1,3}"), whole_words=True),
+    # Of Mistral's vocabularies, which Nemotron-H has, under the name of one of them.
+    **dict.fromkeys(("tekken", "pixtral"), Cut(_tekken(), whole_words=True)),
     "dbrx": Cut(_pattern(r"\p{L}", r"\p{N}{1,3}")),  # of GPT-4, as Granite 4.0 has it
     "lfm2": Cut(_pattern(r"\p{L}", r"\p{N}{1,3}"), whole_words=True),
 }

@@ -39,6 +39,7 @@ RUN = {
     "docs/models/lfm2.md": {"everstream": MODELS},
     "docs/models/llama.md": {"everstream": MODELS},
     "docs/models/mamba.md": {"everstream": MODELS},
+    "docs/models/mamba2-hybrids.md": {"everstream": MODELS},
     "docs/models/qwen3.5.md": {"everstream": MODELS},
     "docs/models/rwkv7.md": {"everstream": MODELS},
     "docs/operate/backup.md": {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from model.architectures.config import check_positive
 from model.architectures.hybrid import HybridConfig, decoder_shapes
@@ -89,6 +89,12 @@ class Mamba2HybridConfig(HybridConfig):
             is_float = type(value) is float and 0.0 <= value <= MAX_SCALE
             if not is_float or not (value or may_be_zero):
                 raise ConfigError(f"{name} must be a float up to {MAX_SCALE:.0f}, not {value!r}")
+
+    @property
+    def attention_options(self) -> dict[str, Any]:
+        """See `model.architectures.config.Config`."""
+        layers = [layer for layer, is_mamba in enumerate(self.is_mamba) if is_mamba]
+        return super().attention_options | {"mamba_layers": layers}
 
     @property
     def mamba(self) -> Mamba2Config:

@@ -9,19 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 from model.families.mamba2_hybrid.config import Mamba2HybridConfig
-from model.families.mamba2_hybrid.names import Mamba2HybridNames, gguf_names
+from model.families.mamba2_hybrid.names import gguf_names
 from model.families.mamba2_hybrid.read import DENSE_ALONE
 from model.files import ConfigError
 from model.foreign.gguf_source import BOS, EOS, GgufSource
 from model.foreign.paired_rows import PairedRows
 from model.foreign.renamed import Renamed
-from model.weights import StoredWeights
 from model.weights.gguf_file import GgufFile
 
-#: Sizes of experts, of which there are none, and a second epsilon, of what predicts more tokens.
-HARMLESS = (
-    *("expert_used_count", "expert_shared_feed_forward_length", "attention.layer_norm_epsilon"),
-)
+#: Sizes of experts, of which there are none.
+HARMLESS = ("expert_used_count", "expert_shared_feed_forward_length")
 
 
 def read_gguf(file: GgufFile, name: str) -> tuple[Mamba2HybridConfig, Renamed]:
@@ -41,16 +38,10 @@ def read_gguf(file: GgufFile, name: str) -> tuple[Mamba2HybridConfig, Renamed]:
         config = _falcon_h1(source, shared, file)
         names = gguf_names(mlp_norm="ffn_norm")
     source.refuse_unknown()
-    return config, _weights(file, name, config, names, family != "falcon-h1")
-
-
-def _weights(
-    file: GgufFile, name: str, config: Mamba2HybridConfig, names: Mamba2HybridNames, in_pairs: bool
-) -> Renamed:
-    tensors: StoredWeights = PairedRows(file, config) if in_pairs else file
+    tensors = file if family == "falcon-h1" else PairedRows(file, config)
     weights = Renamed(tensors, names.parts_of(config))
     weights.check(name, config.weight_shapes(), set())
-    return weights
+    return config, weights
 
 
 def _shared(source: GgufSource, file: GgufFile) -> dict[str, Any]:
@@ -59,6 +50,9 @@ def _shared(source: GgufSource, file: GgufFile) -> dict[str, Any]:
     if source.anything("expert_count"):
         raise ConfigError(f"{source.family}: expert_count is not supported: {DENSE_ALONE}")
     source.ignore(*HARMLESS)
+    # Nemotron-H's files may have but the second, as its configs do.
+    eps = source.number("attention.layer_norm_epsilon", 1e-5)
+    eps = source.number("attention.layer_norm_rms_epsilon", eps)
     kv_heads = source.per_layer("attention.head_count_kv", num_layers)
     layers = tuple(layer for layer, heads in enumerate(kv_heads) if heads)
     heads = source.integer("attention.head_count")
@@ -83,7 +77,7 @@ def _shared(source: GgufSource, file: GgufFile) -> dict[str, Any]:
         "state_size": source.integer("ssm.state_size"),
         "num_groups": source.integer("ssm.group_count"),
         "conv_size": source.integer("ssm.conv_kernel"),
-        "norm_eps": source.number("attention.layer_norm_rms_epsilon", 1e-5),
+        "norm_eps": eps,
         "tied": "output.weight" not in file,
         "bos_token_id": source.special_id(BOS, size),
         "eos_token_id": source.special_id(EOS, size),

@@ -6,29 +6,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from model.architectures.hybrid import BoundedConfig
+from model.families.mamba.read import GGUF, MambaNames, folder_names
 from model.families.mamba2_hybrid.config import Mamba2HybridConfig
 from model.foreign.hybrid_names import HybridNames, weight
 from model.foreign.renamed import Part
 
-#: Of Mamba-2, in folders and in GGUF, which has A in the place of its logarithm.
-FOLDER_MAMBA = {
-    "in.weight": weight("in_proj"),
-    "conv": weight("conv1d", "squeezed"),
-    "conv_bias": Part(("conv1d.bias",)),
-    **{name: Part((name,)) for name in ("dt_bias", "A_log", "D")},
-    "norm.weight": weight("norm"),
-    "out.weight": weight("out_proj"),
-}
-GGUF_MAMBA = {
-    "in.weight": weight("ssm_in"),
-    "conv": weight("ssm_conv1d"),
-    "conv_bias": Part(("ssm_conv1d.bias",)),
-    "dt_bias": Part(("ssm_dt.bias",)),
-    "A_log": Part(("ssm_a",), "log_negative"),
-    "D": Part(("ssm_d",), "column"),
-    "norm.weight": weight("ssm_norm", "flattened"),
-    "out.weight": weight("ssm_out"),
-}
+_MIXER = "mixer."
+
+
+def _of_mixer(names: MambaNames, prefix: str) -> dict[str, Part]:
+    """Those of a mixer, whose keys have ``prefix`` in front, with neither."""
+    return {
+        ours.removeprefix(_MIXER): replace(part, keys=(part.keys[0].removeprefix(prefix),))
+        for ours, part in names.inside.items()
+        if ours.startswith(_MIXER)
+    }
+
+
+#: Of Mamba-2, in folders and in GGUF, and of attention.
+FOLDER_MAMBA = _of_mixer(folder_names(()), _MIXER)
+GGUF_MAMBA = _of_mixer(GGUF, "")
 FOLDER_ATTENTION = {f"{ours}.weight": weight(f"{ours}_proj") for ours in "qkv"}
 FOLDER_ATTENTION["out.weight"] = weight("o_proj")
 
@@ -68,10 +65,7 @@ class Multipliers:
 
 
 def _inside(prefix: str, parts: Mapping[str, Part]) -> dict[str, Part]:
-    return {
-        ours: replace(part, keys=tuple(f"{prefix}.{key}" for key in part.keys))
-        for ours, part in parts.items()
-    }
+    return {ours: replace(part, keys=(f"{prefix}.{part.keys[0]}",)) for ours, part in parts.items()}
 
 
 def granite_names(logits_scaling: float) -> Mamba2HybridNames:

@@ -15,6 +15,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from model.architectures.network import model_of
 from model.checkpoint import load_checkpoint
 from model.config import ConfigError
+from model.families.mamba2_hybrid.config import Mamba2HybridConfig
 from model.families.qwen35.config import Qwen35Config
 from model.families.qwen35.gguf import HeadOrder
 from model.foreign import read_gguf
@@ -172,6 +173,13 @@ def test_other_ways_to_say_the_same_are_read(path: Path, change: dict[str, Any])
     wanted, _ = read_gguf(GgufFile(write_hybrid(path, QWEN)), path.name)
     found, _ = read_gguf(GgufFile(write_hybrid(path, QWEN, change=change)), path.name)
     assert found == wanted
+
+
+def test_nemotron_may_have_one_epsilon(path: Path) -> None:
+    change = {"attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": 2e-6}
+    config, _ = read_gguf(GgufFile(write_hybrid(path, "nemotron-odd", change=change)), path.name)
+    assert isinstance(config, Mamba2HybridConfig)
+    assert config.norm_eps == pytest.approx(2e-6)
 
 
 def test_text_begins_with_what_separates_texts(path: Path) -> None:

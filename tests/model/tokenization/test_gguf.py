@@ -198,7 +198,16 @@ def test_smollm_cuts_each_digit() -> None:
     assert [word for word, _ in found] == pieces
 
 
-@pytest.mark.parametrize("pre", ["lfm2", "llama-bpe"])
+@pytest.mark.parametrize("pre", ["tekken", "pixtral"])
+def test_tekken_cuts_before_capitals_and_each_digit(pre: str) -> None:
+    codec = read(byte_level_metadata() | {P + "pre": pre}, 300)
+    assert isinstance(codec, LibraryCodec)
+    found = words(Backend.from_str(codec.content()), "I'LL say iPhone 12/7//\n\u00e9a")
+    pieces = ["I", "'LL", "\u0120say", "\u0120i", "Phone", "\u0120", "1", "2", "/", "7", "//\u010a"]
+    assert [word for word, _ in found] == [*pieces, "\u00c3\u00a9a"]
+
+
+@pytest.mark.parametrize("pre", ["lfm2", "llama-bpe", "dbrx", "falcon-h1"])
 def test_lfm2_cuts_texts_as_llama_3(pre: str) -> None:
     """Digits by threes; accents are no letters."""
     codec = read(byte_level_metadata() | {P + "pre": pre}, 300)
@@ -212,7 +221,7 @@ def test_word_of_lfm2_that_is_a_token_needs_no_merges() -> None:
     metadata = byte_level_metadata()
     metadata[P + "tokens"] += [b"zqx"]
     metadata[P + "token_type"] = np.append(metadata[P + "token_type"], [NORMAL])
-    for pre, is_whole in (("lfm2", True), ("qwen35", False)):
+    for pre, is_whole in (("lfm2", True), ("qwen35", False), ("dbrx", False), ("tekken", True)):
         codec = read(metadata | {P + "pre": pre}, 301)
         assert codec is not None
         assert (codec.encode("zqx") == [300]) == is_whole

@@ -178,6 +178,7 @@ def test_command_trains_a_mamba2(corpus: Path, tmp_path: Path) -> None:
         ("qwen35", {}, (3,), False),
         ("qwen35", {"attention_layers": []}, (), True),
         ("lfm2", {}, (2,), False),
+        ("mamba2_hybrid", {"attention_layers": [1], "mamba_layers": [0, 1]}, (1,), False),
     ],
 )
 def test_command_trains_a_hybrid(
@@ -193,6 +194,8 @@ def test_command_trains_a_hybrid(
     if family == "qwen35":
         heads = {"num_key_heads": 1, "num_value_heads": 2, "key_head_dim": 8, "value_head_dim": 8}
         options |= heads | {"rotary_dim": 4}
+    if family == "mamba2_hybrid":
+        options |= {"num_mamba_heads": 2, "mamba_head_dim": 8, "state_size": 8}
     more = ["--intermediate-size", 24, "--attention-options", json.dumps(options)]
     run = "--steps 4 --batch-size 2 --window 32 --threads 1 --vocab-size 280"
     everstream(

@@ -13,6 +13,7 @@ import pytest
 from model.architectures.config import Config
 from model.families.lfm2.config import Lfm2Config
 from model.families.mamba.config import Mamba2Config, MambaConfig
+from model.families.mamba2_hybrid.config import Mamba2HybridConfig
 from model.native.runtime import Runtime, levels
 from tests import arwkv7, mamba, rwkv7
 from tests.gguf_blocks import KINDS, BlockWeights, put_scale, random_blocks, size_of
@@ -68,6 +69,14 @@ def lfm() -> Drawn:
     return config, drawn_for(config)
 
 
+def mamba_hybrid() -> Drawn:
+    config = config_of("falcon-h1")
+    assert isinstance(config, Mamba2HybridConfig)
+    heads = {"num_attention_heads": 4, "head_dim": 64, "num_mamba_heads": 8, "mamba_head_dim": 32}
+    config = replace(config, hidden_size=256, intermediate_size=512, **heads)
+    return config, drawn_for(config)
+
+
 FAMILIES: dict[str, Callable[[], Drawn]] = {
     "gated": own,
     "rwkv7": time_mix,
@@ -76,6 +85,7 @@ FAMILIES: dict[str, Callable[[], Drawn]] = {
     "mamba2": second_mamba,
     "qwen35": qwen,
     "lfm2": lfm,
+    "mamba2_hybrid": mamba_hybrid,
 }
 #: Matrices that the files have in more bits, as those of Q4_K_M do.
 OTHERS = ("embedding.weight", ".value.weight", ".out.weight", ".v.weight")
