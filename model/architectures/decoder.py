@@ -1,5 +1,7 @@
 """A decoder of pre-norm blocks: ``x + mixer(norm(x))``, then ``x + mlp(norm(x))`` if it has one.
 
+In some families what a mixer and an MLP give is normed too, before it is added.
+
 Most published families are this body with token mixers of their own, and differ in nothing else.
 A family gives one mixer per layer; the weights' names are those of `model.architectures.
 decoder_shapes`.
@@ -47,33 +49,49 @@ class SwiGlu(nn.Module):
 class DecoderBlock(nn.Module):
     """One layer; without an MLP where ``inner`` is 0."""
 
-    def __init__(self, width: int, inner: int, eps: float, mixer: nn.Module) -> None:
+    def __init__(
+        self, width: int, inner: int, eps: float, mixer: nn.Module, post_norms: bool = False
+    ) -> None:
         super().__init__()
         self.mixer_norm = RMSNorm(width, eps)
         self.mixer = mixer
         self.mlp_norm = RMSNorm(width, eps) if inner else None
         self.mlp = SwiGlu(width, inner) if inner else None
+        self.mixer_post_norm = RMSNorm(width, eps) if post_norms else None
+        self.mlp_post_norm = RMSNorm(width, eps) if post_norms else None
 
     def forward(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
         y, state = self.mixer(self.mixer_norm(x), state, position)
+        if self.mixer_post_norm is not None:
+            y = self.mixer_post_norm(y.to(x.dtype))  # under autocast products have 16 bits
         return self.rest(x + y), state
 
     def rest(self, x: Tensor) -> Tensor:
         """What follows the mixer."""
         if self.mlp is not None and self.mlp_norm is not None:
-            x = x + self.mlp(self.mlp_norm(x))
+            y = self.mlp(self.mlp_norm(x))
+            x = x + (y if self.mlp_post_norm is None else self.mlp_post_norm(y.to(x.dtype)))
         return x
 
 
 class Decoder(Network):
     """See `Network`; a family's network calls this with its mixers."""
 
-    def __init__(self, config: Config, mixers: Sequence[nn.Module], eps: float, tied: bool) -> None:
+    def __init__(
+        self,
+        config: Config,
+        mixers: Sequence[nn.Module],
+        eps: float,
+        tied: bool,
+        post_norms: bool = False,
+    ) -> None:
         super().__init__()
         self.config = config
         width, inner = config.hidden_size, getattr(config, "intermediate_size", 0)
         self.embedding = nn.Embedding(config.vocab_size, width)
-        self.blocks = nn.ModuleList(DecoderBlock(width, inner, eps, mixer) for mixer in mixers)
+        self.blocks = nn.ModuleList(
+            DecoderBlock(width, inner, eps, mixer, post_norms) for mixer in mixers
+        )
         self.norm = RMSNorm(width, eps)
         self.head = None if tied else nn.Linear(width, config.vocab_size, bias=False)
 

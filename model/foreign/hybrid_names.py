@@ -34,13 +34,14 @@ class HybridNames:
     def parts_of(self, config: BoundedConfig) -> dict[str, Part]:
         """Of each weight that ``config`` lists."""
         parts: dict[str, Part] = {}
-        is_attention = config.is_attention
-        for ours in config.weight_shapes():
+        shapes = config.weight_shapes()
+        for ours in shapes:
             if ours in self.ends:
                 parts[ours] = self.ends[ours]
                 continue
             _, layer, name = ours.split(".", 2)
-            mixer = self.attention if is_attention[int(layer)] else self.other
+            attends = f"blocks.{layer}.mixer.q.weight" in shapes
+            mixer = self.attention if attends else self.other
             part = self.both[name] if name in self.both else mixer[name.removeprefix("mixer.")]
             keys = tuple(f"{self.block.format(layer)}.{key}" for key in part.keys)
             parts[ours] = Part(keys, part.form)
@@ -65,17 +66,27 @@ def attention_layers(
 
     Where there is no such field every ``interval``-th layer is one. Raises `ConfigError`.
     """
+    usual = [kinds[(layer + 1) % interval == 0] for layer in range(num_layers)]
+    found = layer_kinds(source, usual, kinds)
+    return tuple(layer for layer, kind in enumerate(found) if kind == kinds[1])
+
+
+def layer_kinds(source: ForeignConfig, usual: list[str], kinds: tuple[str, ...]) -> list[str]:
+    """``layer_types``, of each layer one of ``kinds``; where there is no such field, ``usual``.
+
+    Raises `ConfigError`.
+    """
     found = source.anything("layer_types")
     if found is None:
-        return tuple(range(interval - 1, num_layers, interval))
+        return usual
     if not isinstance(found, list) or any(kind not in kinds for kind in found):
         names = " and ".join(map(repr, kinds))
         raise ConfigError(
             f"{source.family}: layer_types must be a list of {names}, not {found!r:.200}"
         )
-    if len(found) != num_layers:
-        raise ConfigError(f"{source.family}: layer_types has {len(found)} of {num_layers} layers")
-    return tuple(layer for layer, kind in enumerate(found) if kind == kinds[1])
+    if len(found) != len(usual):
+        raise ConfigError(f"{source.family}: layer_types has {len(found)} of {len(usual)} layers")
+    return found
 
 
 def refuse_other_head(
