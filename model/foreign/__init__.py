@@ -59,6 +59,7 @@ READERS: dict[str, tuple[str, str]] = {
     "qwen3_5": ("model.families.qwen35.read", "read_qwen35"),
     "qwen3_5_text": ("model.families.qwen35.read", "read_qwen35"),
     "lfm2": ("model.families.lfm2.read", "read_lfm2"),
+    "lfm3": ("model.families.lfm3.read", "read_lfm3"),
     "mamba": ("model.families.mamba.read", "read_mamba"),
     "falcon_mamba": ("model.families.mamba.read", "read_mamba"),
     "mamba2": ("model.families.mamba.read", "read_mamba2"),
@@ -68,7 +69,7 @@ READERS: dict[str, tuple[str, str]] = {
 
 #: The functions that look at no tensor's numbers but those of a head that is also the embedding.
 _BY_SHAPES = (
-    *("read_rwkv7", "read_arwkv7", "read_qwen35", "read_lfm2"),
+    *("read_rwkv7", "read_arwkv7", "read_qwen35", "read_lfm2", "read_lfm3"),
     *("read_llama", "read_qwen2", "read_qwen3", "read_smollm3"),
     *("read_mamba", "read_mamba2", "read_state_spaces", "read_mistral"),
 )
@@ -100,8 +101,8 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "only the dense ones of this family are": (
         *("qwen3_5_moe", "qwen3_5_moe_text", "qwen35moe", "lfm2_moe", "lfm2moe"),
     ),
-    "of this family only LFM2 and LFM2.5 that read text are": (
-        *("lfm2_vl", "lfm2-vl", "lfm2_audio", "lfm3", "lfm3_moe"),
+    "of this family only LFM2, LFM2.5 and LFM3 that are dense and read text are": (
+        *("lfm2_vl", "lfm2-vl", "lfm2_audio", "lfm3_moe"),
     ),
     "of this family only RWKV-7 is": ("rwkv4", "rwkv5", "rwkv6"),
     "its keys are what its forget gates leave, which no mechanism here computes": (
@@ -179,6 +180,8 @@ def read_gguf(file: GgufFile, name: str) -> tuple[Config, StoredWeights]:
     refuse_unsupported(family, name)
     attention = set() if family in WITH_ATTENTION else _layers(file, r"attn_(q|k|v|qkv)\.")
     reason = f": {GROWS if _layers(file, '') - attention else ALL_GROW}" if attention else ""
+    if family in READERS and family not in GGUF_READERS:
+        reason = " as GGUF, only as a folder"
     if reason or family not in GGUF_READERS:
         raise ConfigError(f"{name}: {family!r:.80} models are not supported{reason}; {INSTEAD}")
     module, function = GGUF_READERS[family]

@@ -24,7 +24,9 @@ from tests.tiny import TEXT, tiny_checkpoint
 NAME = "model.safetensors"
 TOKENS = [5, 70, 33, 250, 8, 8, 101]
 QKV = "blocks.0.attention.qkv.weight"
-FAMILIES = ("gated", "delta", "rwkv7", "arwkv7", "mamba", "mamba2", "qwen35", "lfm2", "llama")
+FAMILIES = (
+    *("gated", "delta", "rwkv7", "arwkv7", "mamba", "mamba2", "qwen35", "lfm2", "lfm3", "llama"),
+)
 
 
 @pytest.fixture

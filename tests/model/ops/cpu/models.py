@@ -39,7 +39,7 @@ NAMES = [name for name in MECHANISMS if spec_of(name).constant_state]
 #: Mamba models by their names here, with their sizes in `tests.mamba`.
 MAMBA = {"mamba2": "odd", "mamba2_grouped": "grouped", "mamba": "first", "falcon": "falcon"}
 #: And the other architectures that it serves.
-SERVED = [*NAMES, "rwkv7", "arwkv7", "qwen35", "lfm2", "llama", "llama-windows", *MAMBA]
+SERVED = [*NAMES, "rwkv7", "arwkv7", "qwen35", "lfm2", "lfm3", "llama", "llama-windows", *MAMBA]
 
 
 @dataclass(frozen=True)
