@@ -9,7 +9,7 @@ from model.families.lfm3.config import Lfm3Config
 from model.files import ConfigError
 from model.foreign.config import ForeignConfig
 from model.foreign.hybrid_names import HybridNames, layer_kinds, refuse_other_head, weight
-from model.foreign.renamed import Renamed
+from model.foreign.renamed import Part, Renamed
 from model.foreign.weights import Weights
 from model.weights import file_name
 
@@ -54,6 +54,11 @@ def read_lfm3(source: ForeignConfig, weights: Weights) -> tuple[Lfm3Config, Rena
     ours = Renamed(files, names.parts_of(config))
     ours.check(file, config.weight_shapes(), refuse_other_head(files, config, names, file))
     return config, ours
+
+
+def key_layouts(config: Lfm3Config) -> list[dict[str, Part]]:
+    """The keys of adapters' files, as `model.foreign.lora` asks for them."""
+    return [folder_names(gate).parts_of(config) for gate in (GATE, OWN_GATE)]
 
 
 def _config(source: ForeignConfig) -> Lfm3Config:
