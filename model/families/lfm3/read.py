@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from model.families.lfm2 import read as lfm2_read
@@ -39,9 +40,12 @@ def folder_names(gate: str = GATE) -> HybridNames:
 
 
 CONVOLUTION, WINDOW, FULL = "conv", "sliding_attention", "full_attention"
-#: Of each kind of attention the base of its rotary positions, where the config says nothing of it.
-THETAS = {WINDOW: 1e4, FULL: 1e6}
-#: The same where it has an object for the kind without a base.
+#: The rotary positions of each kind of attention, where the config says nothing of them.
+ROTARY: dict[str, dict[str, Any]] = {
+    WINDOW: {"rope_theta": 1e4},
+    FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+}
+#: Their base, where it has no number for one of the two.
 THETA = 1e6
 
 
@@ -68,10 +72,8 @@ def _config(source: ForeignConfig) -> Lfm3Config:
     usual = [_usual_kind(layer) for layer in range(num_layers)]
     kinds = layer_kinds(source, usual, (CONVOLUTION, WINDOW, FULL))
     head_dim = source.integer("head_dim", 128)
-    rotary = source.anything("rope_parameters")
-    theta, rotary_dim = _rotary(source.family, rotary, FULL, head_dim, FULL in kinds)
-    window_theta, window_dim = _rotary(source.family, rotary, WINDOW, head_dim, WINDOW in kinds)
-    _refuse_other_kinds(source.family, rotary)
+    rotary = _read_rotary(source, kinds, head_dim)
+    (theta, rotary_dim), (window_theta, window_dim) = rotary[FULL], rotary[WINDOW]
     return Lfm3Config(
         vocab_size=vocab_size,
         hidden_size=source.integer("hidden_size"),
@@ -104,25 +106,32 @@ def _usual_kind(layer: int) -> str:
     return WINDOW if layer and layer % 4 == 0 else CONVOLUTION
 
 
-def _rotary(
-    family: str, values: Any, kind: str, head_dim: int, is_needed: bool
-) -> tuple[float, int]:
-    """The base and the channels that turn, of one ``kind`` of attention.
+def _read_rotary(
+    source: ForeignConfig, kinds: Collection[str], head_dim: int
+) -> dict[str, tuple[float, int]]:
+    """Of each kind of attention the base and the channels that turn; ``kinds`` are of layers."""
+    family, values = source.family, source.anything("rope_parameters")
+    if values is None:
+        values = ROTARY
+    if not isinstance(values, dict):
+        raise ConfigError(f"{family}: rope_parameters must be an object, not {values!r:.80}")
+    if unknown := sorted(values.keys() - ROTARY.keys()):
+        raise ConfigError(f"{family}: unknown field rope_parameters.{unknown[0]}")
+    found = {
+        kind: values.get(kind, None if kind in kinds else usual) for kind, usual in ROTARY.items()
+    }
+    field = f"{family}: rope_parameters"
+    return {kind: _rotary(f"{field}.{kind}", each, head_dim) for kind, each in found.items()}
+
+
+def _rotary(field: str, values: Any, head_dim: int) -> tuple[float, int]:
+    """Of one kind, which errors call ``field``.
 
     "proportional" turns a part of the pairs, by the frequencies that they have where all turn.
     """
-    if values is None:
-        return THETAS[kind], head_dim if kind == WINDOW else int(0.5 * head_dim // 2) * 2
     if not isinstance(values, dict):
-        raise ConfigError(f"{family}: rope_parameters must be an object, not {values!r:.80}")
-    found = values.get(kind)
-    if found is None and not is_needed:
-        return THETAS[kind], head_dim
-    field = f"{family}: rope_parameters.{kind}"
-    if not isinstance(found, dict):
-        raise ConfigError(f"{field} must be an object, not {found!r:.80}")
-    source = ForeignConfig({**found, "model_type": field})
-    part = 1.0
+        raise ConfigError(f"{field} must be an object, not {values!r:.80}")
+    source, part = ForeignConfig({**values, "model_type": field}), 1.0
     if source.choice("rope_type", "default", "proportional") == "proportional":
         part = source.number("partial_rotary_factor", 1.0)
         if not 0.0 <= part <= 1.0:
@@ -132,9 +141,3 @@ def _rotary(
     theta = source.number("rope_theta", THETA)
     source.refuse_unknown()
     return theta, int(part * head_dim // 2) * 2
-
-
-def _refuse_other_kinds(family: str, values: Any) -> None:
-    """Raises `ConfigError` for rotary positions of what is no kind of layer."""
-    if unknown := sorted((values or {}).keys() - THETAS.keys()):
-        raise ConfigError(f"{family}: unknown field rope_parameters.{unknown[0]}")

@@ -25,7 +25,7 @@ from model.foreign.lora import LAYOUTS
 from model.native.runtime import Runtime
 from model.tokenizer import Tokenizer
 from model.weights import StoredWeights
-from tests import mamba
+from tests import arwkv7, mamba
 from tests.gguf_files import byte_level_vocabulary
 from tests.hybrid_gguf import write_hybrid
 from tests.hybrids import randomise, theirs
@@ -253,6 +253,29 @@ def test_gguf_and_folder_get_the_same_from_an_adapter(
         torch.testing.assert_close(
             torch.tensor(found[key]), torch.tensor(wanted[key][:size]), rtol=0, atol=2e-6
         )
+
+
+def test_adapter_of_arwkv_has_the_keys_of_its_folders(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Transformers has no such model: the formula on its weights."""
+    shape, generator = arwkv7.SHAPES["plain"], torch.Generator().manual_seed(6)
+    published, config = arwkv7.published(shape), arwkv7.folder_config(shape)
+    base = arwkv7.write_folder(tmp_path / "base", published, config, tokenizer)
+    modules = ("self_attn.time_mixer.receptance", "self_attn.time_mixer.output", "mlp.down_proj")
+    adapter: Adapter = {}
+    for module in (f"model.layers.1.{name}" for name in modules):
+        linear = nn.Linear(*published[f"{module}.weight"].T.shape, bias=False).requires_grad_(False)
+        linear.weight.copy_(published[f"{module}.weight"])
+        a = torch.randn(RANK, linear.in_features, generator=generator)
+        b = torch.randn(linear.out_features, RANK, generator=generator)
+        adapter |= {f"{PEFT}{module}.lora_A.weight": a, f"{PEFT}{module}.lora_B.weight": b}
+        add(linear, a, b, ALPHA / RANK)
+        published[f"{module}.weight"] = linear.weight
+    lora = Lora((write(tmp_path / "adapter", adapter),))
+    found, plain = load_checkpoint(base, lora=lora).weights, load_checkpoint(base).weights
+    wanted = arwkv7.our_weights(shape, published)
+    for key in found:
+        assert found[key] == pytest.approx(wanted[key], abs=1e-5), key
+    assert sum((found[key] != plain[key]).any() for key in found) == len(modules)
 
 
 def test_template_of_the_adapter_is_that_of_the_training(

@@ -129,7 +129,7 @@ def test_native_runtime_writes_the_tokens_of_transformers(
         ({"layer_types": ["conv"] * 3}, "layer_types has 3 of 4 layers"),
         ({"layer_types": ["linear_attention"] * 4}, "must be a list of 'conv' and 'sliding_att"),
         ({"rope_parameters": [1]}, r"rope_parameters must be an object, not \[1\]"),
-        ({"rope_parameters": {}}, "rope_parameters.full_attention must be an object, not None"),
+        ({"rope_parameters": {}}, "rope_parameters.sliding_attention must be an object, not None"),
     ],
 )
 def test_config_beyond_ours_is_refused_by_name(
