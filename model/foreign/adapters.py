@@ -49,7 +49,10 @@ class LowRankChange:
 
 @dataclass(frozen=True)
 class DirectedChange:
-    """Rows of `LowRankChange`'s sum, each divided by its length and times a number of ``m``."""
+    """Rows of `LowRankChange`'s sum, each divided by its length and times a number of ``m``.
+
+    A row of zeros has no direction, and stays.
+    """
 
     change: LowRankChange
     m: Array
@@ -59,7 +62,7 @@ class DirectedChange:
         values = self.change.apply(values, first)
         lengths = np.linalg.norm(values, axis=1, keepdims=True)
         m: Wide = self.m[first : first + len(values), None].astype(np.float64)
-        values *= m / lengths
+        values *= np.divide(m, lengths, out=np.zeros_like(lengths), where=lengths > 0)
         return values
 
 

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.checkpoint_files import Lora
 from model.config import ConfigError
+from model.foreign.adapters import DirectedChange, LowRankChange
 from model.foreign.lora import with_lora
 from model.weights import CheckpointError, StoredWeights
 from model.weights.torch_file import TorchFile
@@ -342,6 +343,13 @@ def test_config_that_asks_for_something_else_is_refused(
     (folder / "adapter_config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"adapter_config\.json"):
         load_checkpoint(model, lora=Lora((folder,)))
+
+
+def test_row_of_zeros_has_no_direction_for_dora() -> None:
+    values = np.array([[3.0, 4.0], [0.0, 0.0]])
+    change = LowRankChange(np.ones((1, 2)), np.zeros((2, 1)), 1.0)
+    found = DirectedChange(change, np.array([10.0, 10.0])).apply(values, 0)
+    assert found.tolist() == [[6.0, 8.0], [0.0, 0.0]]
 
 
 def test_change_of_dora_needs_its_lengths(model: Path, tmp_path: Path) -> None:
