@@ -178,12 +178,22 @@ def load_checkpoint(
 
 
 def _with_lora(checkpoint: Checkpoint, lora: Lora) -> Checkpoint:
-    """The model with the changes, which is another one."""
-    from model.families.rwkv7.tuned import files_of, with_lora
+    """The model with the changes, which is another one.
 
-    weights = with_lora(checkpoint.config, checkpoint.weights, lora)
-    digest = f"{checkpoint.digest} {_digest(files_of(lora))} {lora.alpha}"
-    return replace(checkpoint, weights=weights, digest=hashlib.sha256(digest.encode()).hexdigest())
+    Of folders with a chat template, which the training used, the last one's is taken.
+    """
+    from model.foreign.lora import files_of, with_lora
+
+    config, weights = with_lora(checkpoint.config, checkpoint.weights, lora)
+    text = f"{checkpoint.digest} {_digest(files_of(lora))} {lora.alpha}"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    changed = replace(checkpoint, config=config, weights=weights, digest=digest)
+    for folder in filter(Path.is_dir, lora.files):
+        with errors_in(folder, ConfigError):
+            if (found := read_chat_template(folder)) is not None:
+                template = chat_of(config, checkpoint.tokenizer, found)
+                changed = replace(changed, chat_template=template)
+    return changed
 
 
 def _load(found: Path, tokenizer: Path | None) -> Checkpoint:

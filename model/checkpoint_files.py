@@ -15,6 +15,8 @@ PARAMS = "params.json"
 CONFIGS = (CONFIG, PARAMS)
 #: What was trained, in a folder that is an adapter over a base (`model.adapted`).
 ADAPTER = "adapter.safetensors"
+#: What the package ``peft`` writes next to the changes of a model.
+ADAPTER_CONFIG = "adapter_config.json"
 #: End the names of files that are a model without a folder: native RWKV files, of torch or of
 #: safetensors, and GGUF.
 TORCH_SUFFIX, ST_SUFFIX, GGUF_SUFFIX = FILE_SUFFIXES = (".pth", ".st", ".gguf")
@@ -26,7 +28,7 @@ class Lora(NamedTuple):
     """Files of weight changes, merged in their order; a folder is one of the package ``peft``.
 
     ``alpha`` is that of LoRA files that do not state theirs, as those of RWKV-PEFT.
-    `model.families.rwkv7.tuned` reads them.
+    `model.foreign.lora` reads them.
     """
 
     files: tuple[Path, ...] = ()

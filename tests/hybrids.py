@@ -13,6 +13,7 @@ from transformers import (
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
     Lfm2ForCausalLM,
+    Lfm3ForCausalLM,
     LlamaForCausalLM,
     NemotronHConfig,
     NemotronHForCausalLM,
@@ -30,6 +31,9 @@ from transformers import (
     Lfm2Config as TheirLfm2Config,
 )
 from transformers import (
+    Lfm3Config as TheirLfm3Config,
+)
+from transformers import (
     LlamaConfig as TheirLlamaConfig,
 )
 
@@ -38,6 +42,8 @@ from model.architectures.hybrid import BoundedConfig
 from model.architectures.network import model_of
 from model.families.lfm2 import read as lfm2_read
 from model.families.lfm2.config import Lfm2Config
+from model.families.lfm3 import read as lfm3_read
+from model.families.lfm3.config import Lfm3Config
 from model.families.llama import read as llama_read
 from model.families.llama.config import LlamaConfig
 from model.families.mamba2_hybrid.config import Mamba2HybridConfig
@@ -70,6 +76,8 @@ class Hybrid:
     def names(self) -> HybridNames:
         if self.family == "qwen3_5_text":
             return folder_names("model.")
+        if self.family == "lfm3":
+            return lfm3_read.folder_names(lfm3_read.OWN_GATE)
         if self.family == "granitemoehybrid":
             return granite_names(self.theirs["logits_scaling"])
         if self.family == "nemotron_h":
@@ -93,6 +101,7 @@ class Hybrid:
 FAMILIES: dict[str, tuple[Any, Any]] = {
     "qwen3_5_text": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
     "lfm2": (TheirLfm2Config, Lfm2ForCausalLM),
+    "lfm3": (TheirLfm3Config, Lfm3ForCausalLM),
     "nemotron_h": (NemotronHConfig, NemotronHForCausalLM),
     "falcon_h1": (FalconH1Config, FalconH1ForCausalLM),
     "granitemoehybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM),
@@ -175,6 +184,54 @@ def lfm2(**changes: Any) -> Hybrid:
         "block_auto_adjust_ff_dim": False,
     }
     return Hybrid(config, theirs, "lfm2")
+
+
+def lfm3(**changes: Any) -> Hybrid:
+    """Sizes by our names."""
+    values = {
+        "vocab_size": 97,
+        "hidden_size": 20,
+        "num_hidden_layers": 4,
+        "intermediate_size": 37,
+        "attention_layers": (2,),
+        "window_layers": (1,),
+        "window": 21,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 10,
+        "rope_theta": 1e4,
+        "rotary_dim": 4,
+        "window_rope_theta": 300.0,
+        "window_rotary_dim": 10,
+        "context": CONTEXT,
+        **changes,
+    }
+    config = Lfm3Config(**values)
+    kinds = dict.fromkeys(config.attention_layers, "full_attention")
+    kinds |= dict.fromkeys(config.window_layers, "sliding_attention")
+    theirs = {
+        **_shared(config),
+        "layer_types": [kinds.get(i, "conv") for i in range(config.num_hidden_layers)],
+        "head_dim": config.head_dim,
+        "sliding_window": config.window,
+        "norm_eps": config.norm_eps,
+        "rope_parameters": {
+            "full_attention": _rope(config, config.rope_theta, config.rotary_dim),
+            "sliding_attention": _rope(config, config.window_rope_theta, config.window_rotary_dim),
+        },
+        "conv_L_cache": config.conv_size,
+        "use_attention_gate": config.head_gates,
+        "use_sandwich_norm": config.post_norms,
+        "pad_token_id": 0,
+    }
+    return Hybrid(config, theirs, "lfm3")
+
+
+def _rope(config: Lfm3Config, theta: float, rotary_dim: int) -> dict[str, Any]:
+    if rotary_dim == config.head_dim:
+        return {"rope_type": "default", "rope_theta": theta}
+    part = rotary_dim / config.head_dim
+    return {"rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": part}
 
 
 def granite(logits_scaling: float = 3.0, **changes: Any) -> Hybrid:
@@ -420,6 +477,35 @@ HYBRIDS = {
         num_key_value_heads=2,
         head_dim=16,
         rope_theta=1e6,
+    ),
+    "lfm3-odd": lfm3(),
+    # A window of whole blocks, of two tokens, and no layer whose past grows.
+    "lfm3-untied": lfm3(
+        tied=False,
+        conv_size=3,
+        attention_layers=(0, 3),
+        window=32,
+        num_key_value_heads=6,
+        rotary_dim=10,
+        window_rotary_dim=2,
+    ),
+    "lfm3-narrow": lfm3(window=2, head_gates=False, post_norms=False, norm_eps=1e-6),
+    "lfm3-windows": lfm3(attention_layers=(), window_layers=(0, 1, 3), context=0, window=70),
+    "lfm3-wide": lfm3(
+        vocab_size=330,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=7,
+        attention_layers=(2, 6),
+        window_layers=(4,),
+        window=40,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        rope_theta=1e6,
+        rotary_dim=16,
+        window_rotary_dim=32,
+        window_rope_theta=1e4,
     ),
     "granite-odd": granite(),
     "granite-rotary": granite(

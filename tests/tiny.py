@@ -19,6 +19,7 @@ from model.checkpoint import Checkpoint, save_checkpoint
 from model.config import ModelConfig
 from model.families.arwkv7.config import Arwkv7Config
 from model.families.lfm2.config import Lfm2Config
+from model.families.lfm3.config import Lfm3Config
 from model.families.llama.config import LayerPlan, LlamaConfig
 from model.families.mamba.config import Mamba2Config, MambaConfig
 from model.families.mamba2_hybrid.config import Mamba2HybridConfig
@@ -57,7 +58,7 @@ def tiny_tokenizer() -> Tokenizer:
 
 #: What `tiny_checkpoint` takes for a mechanism of our own block, and is another architecture.
 ARCHITECTURES = (
-    *("rwkv7", "arwkv7", "mamba2", "mamba", "qwen35", "lfm2", "llama", "llama-windows"),
+    *("rwkv7", "arwkv7", "mamba2", "mamba", "qwen35", "lfm2", "lfm3", "llama", "llama-windows"),
     "mamba2_hybrid",
 )
 #: The same of those whose state has a bounded past, and what that is: families, and one of them
@@ -65,6 +66,7 @@ ARCHITECTURES = (
 BOUNDED = {
     "qwen35": (512, "stop"),
     "lfm2": (512, "stop"),
+    "lfm3": (512, "stop"),
     "llama": (512, "stop"),
     "mamba2_hybrid": (512, "stop"),
     "qwen35-short": (64, "stop"),
@@ -187,6 +189,9 @@ def _tiny_hybrid(attention: str, vocab_size: int) -> Config:
             residual_scale=0.4,
             attention_scale=0.1,
         )
+    if attention == "lfm3":
+        windows = {"window_layers": (2,), "window": 20, "rotary_dim": 8, "window_rotary_dim": 16}
+        return Lfm3Config(**sizes, **windows)
     heads = {"num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 8, "value_head_dim": 8}
     return Qwen35Config(**sizes, **heads, rotary_dim=8)
 

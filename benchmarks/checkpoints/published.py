@@ -12,6 +12,7 @@ from model.architectures.config import Config
 from model.architectures.hybrid import with_past
 from model.families.arwkv7.config import Arwkv7Config
 from model.families.lfm2.config import Lfm2Config
+from model.families.lfm3.config import Lfm3Config
 from model.families.mamba.config import Mamba2Config, MambaConfig
 from model.families.qwen35.config import Qwen35Config
 from model.state import StateLayout
@@ -53,6 +54,16 @@ def _lfm2(
     )
 
 
+def _lfm3(layers: int) -> Config:
+    return Lfm3Config(
+        vocab_size=128_000,
+        num_hidden_layers=layers,
+        attention_layers=tuple(range(2, layers, 4)),
+        window_layers=tuple(range(4, layers, 4)),
+        max_context=128_000,
+    )
+
+
 def _mamba2(width: int, layers: int) -> Config:
     return Mamba2Config(50_288, width, layers, num_attention_heads=width // 32)
 
@@ -83,6 +94,7 @@ PUBLISHED: dict[str, dict[str, Config]] = {
         "2.6B": _lfm2(2048, 10_752, 30, _EIGHT),
         "2.5-2.6B": _lfm2(2048, 10_752, 30, _EIGHT, 128_000),
     },
+    "lfm3": {"1.7B": _lfm3(24)},
     "mamba2": {
         "130M": _mamba2(768, 24),
         "370M": _mamba2(1024, 48),

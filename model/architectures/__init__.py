@@ -79,6 +79,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         chat=("model.families.lfm2.chat", "lfm2_chat"),
         native=("model.native.options", "lfm2_options"),
     ),
+    "everstream-lfm3": Architecture(
+        name="lfm3",
+        config=("model.families.lfm3.config", "Lfm3Config"),
+        network=("model.families.lfm3.network", "Lfm3"),
+        chat=("model.families.lfm2.chat", "lfm2_chat"),
+        native=("model.native.options", "lfm3_options"),
+    ),
     "everstream-llama": Architecture(
         name="llama",
         config=("model.families.llama.config", "LlamaConfig"),

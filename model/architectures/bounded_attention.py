@@ -1,10 +1,10 @@
 """Softmax attention over a bounded past, in torch: the reference of the native kernel.
 
 Grouped queries, rotary positions of the first channels, and where the family has them a norm of
-each query and key, biases, and a sigmoid gate of the output. What the past keeps is
-`model.architectures.hybrid`'s, in 16 bits where the state is. A query sees the `SINKS` first
-positions no farther away than ``farthest``: at a bound as if the text began right before the others
-that it sees.
+each query and key, biases, and a sigmoid gate of the output, of each channel or of each head. What
+the past keeps is `model.architectures.hybrid`'s, in 16 bits where the state is. A query sees the
+first positions, the sinks, no farther away than ``farthest``: at a bound as if the text began right
+before the others that it sees. Without sinks the past is the last ``context`` positions.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from model.tensor_spec import POSITION_BLOCK
 class BoundedAttention(Mixer):
     """See the module. ``rotary_dim`` channels of ``head_dim`` turn; half of them with the other.
 
-    ``rope_factors`` [rotary_dim / 2] divide the frequencies of the pairs; none is all one.
-    ``farthest`` is ``context`` where it is not given. ``score_scale`` multiplies the scores; 0 is
-    ``head_dim ** -0.5``.
+    ``rope_factors`` [rotary_dim / 2] divide the frequencies of the pairs; none is all one, and a
+    pair of factor infinity does not turn. ``farthest`` is ``context`` where it is not given.
+    ``score_scale`` multiplies the scores; 0 is ``head_dim ** -0.5``.
     """
 
     def __init__(
@@ -41,22 +41,26 @@ class BoundedAttention(Mixer):
         eps: float,
         context: int,
         gated: bool = False,
+        head_gates: bool = False,
         qk_norm: bool = True,
         qkv_bias: bool = False,
         out_bias: bool = False,
         rope_factors: Sequence[float] = (),
         farthest: int = 0,
         score_scale: float = 0.0,
+        sinks: int = SINKS,
     ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.rotary_dim, self.rope_theta, self.rope_factors = rotary_dim, rope_theta, rope_factors
         self.gated, self.context, self.farthest = gated, context, farthest or context
         self.score_scale = score_scale or head_dim**-0.5
+        self.sinks = sinks
         rows = num_heads * head_dim * (2 if gated else 1)
         self.q = nn.Linear(width, rows, bias=qkv_bias)
         self.k = nn.Linear(width, num_kv_heads * head_dim, bias=qkv_bias)
         self.v = nn.Linear(width, num_kv_heads * head_dim, bias=qkv_bias)
+        self.gate = nn.Linear(width, num_heads, bias=False) if head_gates else None
         self.out = nn.Linear(num_heads * head_dim, width, bias=out_bias)
         self.q_norm = nn.RMSNorm(head_dim, eps) if qk_norm else None
         self.k_norm = nn.RMSNorm(head_dim, eps) if qk_norm else None
@@ -66,6 +70,8 @@ class BoundedAttention(Mixer):
         q, gate = self._heads(self.q(x), self.num_heads), None
         if self.gated:
             q, gate = q.chunk(2, dim=-1)
+        elif self.gate is not None:
+            gate = self.gate(x)[..., None]
         k = _normed(self._heads(self.k(x), self.num_kv_heads), self.k_norm)
         # What is kept is rounded, so that a token sees the same of those next to it and before.
         v = self._heads(self.v(x), self.num_kv_heads).to(state["v"].dtype).float()
@@ -116,33 +122,35 @@ class BoundedAttention(Mixer):
         self, q: Tensor, k: Tensor, v: Tensor, state: State, position: Tensor, at: Tensor
     ) -> Tensor:
         """Queries [B, T, H, F], k and v [B, T, Hkv, F] of new tokens; the output like them."""
-        used = min(-(-int(position.max()) // POSITION_BLOCK), self.context // POSITION_BLOCK)
+        used = -(-min(int(position.max()), self.context) // POSITION_BLOCK)
         keys, values = (
             torch.cat([held.float(), new], dim=1)
             for held, new in zip(past_rows(state, used), (k, v), strict=True)
         )
         held = self._positions(position)[:, : used * POSITION_BLOCK]
         places = torch.cat([held, at], dim=1)[:, None]  # [B, 1, N + T]
-        oldest = at[..., None] - (self.context - SINKS)
+        oldest = at[..., None] - (self.context - self.sinks)
         seen = (places >= 0) & (places <= at[..., None])
-        seen &= (places < SINKS) | (places > oldest)
+        seen &= (places < self.sinks) | (places > oldest)
         group = self.num_heads // self.num_kv_heads
         keys, values = (x.repeat_interleave(group, dim=2) for x in (keys, values))
         scores = torch.einsum("bthf,bnhf->bhtn", self.rotate(q, at), keys)
         nearest = at.clamp(max=self.farthest - 1)
-        if bool((nearest != at).any()):
+        if self.sinks and bool((nearest != at).any()):
             to_sinks = torch.einsum("bthf,bnhf->bhtn", self.rotate(q, nearest), keys)
-            scores = torch.where((places < SINKS)[:, None], to_sinks, scores)
+            scores = torch.where((places < self.sinks)[:, None], to_sinks, scores)
         scores = (scores * self.score_scale).masked_fill(~seen[:, None], -torch.inf)
         return torch.einsum("bhtn,bnhf->bthf", scores.softmax(dim=-1), values)
 
     def _positions(self, position: Tensor) -> Tensor:
         """[B] tokens seen to the position that each place holds [B, N]; -1 where it holds none."""
-        place = torch.arange(self.context, device=position.device)
-        ring = self.context - SINKS
+        num_places = -(-self.context // POSITION_BLOCK) * POSITION_BLOCK
+        place = torch.arange(num_places, device=position.device)
+        ring = self.context - self.sinks
         turns = torch.div(position[:, None] - 1 - place, ring, rounding_mode="floor")
-        turns = torch.where(place < SINKS, turns.clamp(max=0), turns)
-        return torch.where(position[:, None] > place, place + turns * ring, -1)
+        turns = torch.where(place < self.sinks, turns.clamp(max=0), turns)
+        is_held = (position[:, None] > place) & (place < self.context)
+        return torch.where(is_held, place + turns * ring, -1)
 
     def _kept(self, k: Tensor, v: Tensor, state: State, position: Tensor, at: Tensor) -> State:
         """The state with new tokens in their places."""

@@ -1,7 +1,7 @@
 """A decoder of pre-norm blocks: ``x + mixer(norm(x))``, then ``x + mlp(norm(x))`` if it has one.
 
-Where a config has a ``residual_scale``, what is added is times it, and embeddings are times its
-``embedding_scale``.
+In some families what a mixer and an MLP give is normed too, before it is added. Where a config has
+a ``residual_scale``, what is added is times it, and embeddings are times its ``embedding_scale``.
 
 Most published families are this body with token mixers of their own, and differ in nothing else.
 A family gives one mixer per layer; the weights' names are those of `model.architectures.
@@ -52,7 +52,13 @@ class DecoderBlock(nn.Module):
     """One layer; without an MLP where ``inner`` is 0. ``scale`` is that of what is added."""
 
     def __init__(
-        self, width: int, inner: int, eps: float, mixer: nn.Module, scale: float = 1.0
+        self,
+        width: int,
+        inner: int,
+        eps: float,
+        mixer: nn.Module,
+        scale: float = 1.0,
+        post_norms: bool = False,
     ) -> None:
         super().__init__()
         self.scale = scale
@@ -60,15 +66,22 @@ class DecoderBlock(nn.Module):
         self.mixer = mixer
         self.mlp_norm = RMSNorm(width, eps) if inner else None
         self.mlp = SwiGlu(width, inner) if inner else None
+        self.mixer_post_norm = RMSNorm(width, eps) if post_norms else None
+        self.mlp_post_norm = RMSNorm(width, eps) if post_norms else None
 
     def forward(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
         y, state = self.mixer(self.mixer_norm(x), state, position)
+        if self.mixer_post_norm is not None:
+            y = self.mixer_post_norm(y.to(x.dtype))  # under autocast products have 16 bits
         return self.rest(x + scaled(y, self.scale)), state
 
     def rest(self, x: Tensor) -> Tensor:
         """What follows the mixer."""
         if self.mlp is not None and self.mlp_norm is not None:
-            x = x + scaled(self.mlp(self.mlp_norm(x)), self.scale)
+            y = self.mlp(self.mlp_norm(x))
+            if self.mlp_post_norm is not None:
+                y = self.mlp_post_norm(y.to(x.dtype))
+            x = x + scaled(y, self.scale)
         return x
 
 
@@ -80,14 +93,21 @@ def scaled(x: Tensor, scale: float) -> Tensor:
 class Decoder(Network):
     """See `Network`; a family's network calls this with its mixers."""
 
-    def __init__(self, config: Config, mixers: Sequence[nn.Module], eps: float, tied: bool) -> None:
+    def __init__(
+        self,
+        config: Config,
+        mixers: Sequence[nn.Module],
+        eps: float,
+        tied: bool,
+        post_norms: bool = False,
+    ) -> None:
         super().__init__()
         self.config = config
         width, inner = config.hidden_size, mlp_size(config)
         self.embedding = nn.Embedding(config.vocab_size, width)
         self.embedding_scale: float = getattr(config, "embedding_scale", 1.0)
         scale: float = getattr(config, "residual_scale", 1.0)
-        blocks = (DecoderBlock(width, inner, eps, mixer, scale) for mixer in mixers)
+        blocks = (DecoderBlock(width, inner, eps, mixer, scale, post_norms) for mixer in mixers)
         self.blocks = nn.ModuleList(blocks)
         self.norm = RMSNorm(width, eps)
         self.head = None if tied else nn.Linear(width, config.vocab_size, bias=False)

@@ -96,7 +96,7 @@ def past_state(
     Keys are turned, so that the scores of all positions of a block are computed side by side.
     ``per_position``: whether a short text uses a part of it alone.
     """
-    blocks, size = context // POSITION_BLOCK, POSITION_BLOCK
+    blocks, size = -(-context // POSITION_BLOCK), POSITION_BLOCK
     return {
         "k": TensorSpec((blocks, num_heads, head_dim, size), PAST_DTYPE, per_position),
         "v": TensorSpec((blocks, num_heads, size, head_dim), PAST_DTYPE, per_position),
@@ -108,11 +108,12 @@ def past_state(
 
 
 def decoder_shapes(
-    config: Config, mixers: Sequence[dict[str, Shape]], tied: bool
+    config: Config, mixers: Sequence[dict[str, Shape]], tied: bool, post_norms: bool = False
 ) -> dict[str, Shape]:
     """The weights of a decoder of ``config`` whose mixers have these weights, by their names.
 
-    A block ends with an MLP where `mlp_size` is not 0.
+    A block ends with an MLP where `mlp_size` is not 0. ``post_norms``: whether what mixers and MLPs
+    give is normed.
     """
     width, size, inner = config.hidden_size, config.vocab_size, mlp_size(config)
     shapes: dict[str, Shape] = {"embedding.weight": (size, width), "norm.weight": (width,)}
@@ -124,6 +125,8 @@ def decoder_shapes(
         if inner:
             block |= {"mlp_norm.weight": (width,), "mlp.down.weight": (width, inner)}
             block |= {f"mlp.{name}.weight": (inner, width) for name in ("gate", "up")}
+        if post_norms:
+            block |= {"mixer_post_norm.weight": (width,), "mlp_post_norm.weight": (width,)}
         shapes |= {f"blocks.{layer}.{name}": shape for name, shape in block.items()}
     return shapes
 
@@ -145,18 +148,21 @@ def attention_shapes(
     head_dim: int,
     *,
     gated: bool = False,
+    head_gates: bool = False,
     qk_norm: bool = True,
     qkv_bias: bool = False,
     out_bias: bool = False,
 ) -> dict[str, Shape]:
     """The weights of `model.architectures.bounded_attention`, by their names in a mixer.
 
-    With a gate each head has its rows after the query's.
+    With a gate each head has its rows after the query's; ``head_gates`` are one number a head.
     """
     rows = dict.fromkeys("qkv", num_kv_heads * head_dim)
     rows["q"] = num_heads * head_dim * (2 if gated else 1)
     shapes: dict[str, Shape] = {f"{name}.weight": (num, width) for name, num in rows.items()}
     shapes["out.weight"] = (width, num_heads * head_dim)
+    if head_gates:
+        shapes["gate.weight"] = (num_heads, width)
     if qkv_bias:
         shapes |= {f"{name}.bias": (num,) for name, num in rows.items()}
     if out_bias:
@@ -199,8 +205,7 @@ class BoundedConfig(JsonConfig, ABC):
         check_token_ids(self, "bos_token_id", "eos_token_id")
         if type(self.tied) is not bool:
             raise ConfigError(f"tied must be a boolean, not {self.tied!r}")
-        if type(self.rope_theta) is not float or not 1.0 < self.rope_theta < 1e30:
-            raise ConfigError(f"rope_theta must be a float above 1, not {self.rope_theta!r}")
+        self._check_theta("rope_theta")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ConfigError(
                 f"num_key_value_heads must divide {self.num_attention_heads},"
@@ -215,6 +220,11 @@ class BoundedConfig(JsonConfig, ABC):
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # the class is frozen
+
+    def _check_theta(self, name: str) -> None:
+        theta = getattr(self, name)
+        if type(theta) is not float or not 1.0 < theta < 1e30:
+            raise ConfigError(f"{name} must be a float above 1, not {theta!r}")
 
     @classmethod
     def for_training(cls, vocab_size: int, eos_token_id: int, chosen: Mapping[str, Any]) -> Self:
@@ -288,7 +298,7 @@ class HybridConfig(BoundedConfig):
 
     def _set_layers(self, name: str) -> None:
         """Checks a field of indices of layers, which a JSON file has as a list."""
-        self._set(name, _layers(name, getattr(self, name), self.num_hidden_layers))
+        self._set(name, check_layers(name, getattr(self, name), self.num_hidden_layers))
 
     @classmethod
     def for_training(cls, vocab_size: int, eos_token_id: int, chosen: Mapping[str, Any]) -> Self:
@@ -330,7 +340,11 @@ class HybridConfig(BoundedConfig):
         return [layer in attention for layer in range(self.num_hidden_layers)]
 
 
-def _layers(name: str, values: Any, num_layers: int) -> tuple[int, ...]:
+def check_layers(name: str, values: Any, num_layers: int) -> tuple[int, ...]:
+    """Indices of layers in the field ``name``, which a JSON file has as a list.
+
+    Raises `ConfigError` where they are not in order, or not those of ``num_layers`` layers.
+    """
     if not isinstance(values, (list, tuple)) or not all(type(layer) is int for layer in values):
         raise ConfigError(f"{name} must be a list of integers, not {values!r}")
     layers = tuple(values)

@@ -28,6 +28,7 @@ WRITERS: dict[str, dict[str, tuple[str, str]]] = {
     "mamba2": _MAMBA,
     "qwen35": {"hf": ("model.export.hybrid", "write_qwen35"), "gguf": _HYBRID_GGUF},
     "lfm2": {"hf": ("model.export.hybrid", "write_lfm2"), "gguf": _HYBRID_GGUF},
+    "lfm3": {"hf": ("model.export.hybrid", "write_lfm3")},
     "llama": {
         "hf": ("model.export.llama", "write_hf"),
         "gguf": ("model.export.llama", "write_gguf"),

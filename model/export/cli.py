@@ -25,7 +25,7 @@ def export_command(
         Format,
         typer.Option(
             help="Format to write: gguf and hf for RWKV-7, Mamba, Qwen3.5, LFM2 and Llama, hf for"
-            " delta too, pth for RWKV-7."
+            " LFM3 and delta too, pth for RWKV-7."
         ),
     ] = "everstream",
     dtype: Annotated[

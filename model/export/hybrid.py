@@ -1,4 +1,4 @@
-"""Qwen3.5 and LFM2 as folders that `transformers` reads, and in GGUF.
+"""Qwen3.5, LFM2 and LFM3 as folders that `transformers` reads, the first two in GGUF too.
 
 A folder of Qwen3.5 is its text model alone. GGUF has the keys, types and order of heads of
 llama.cpp's converter; vectors and the convolution stay float32.
@@ -21,6 +21,8 @@ from model.export.published import published, with_middle_axis, write_folder
 from model.families.lfm2 import read as lfm2_read
 from model.families.lfm2.config import Lfm2Config
 from model.families.lfm2.read import FOLDER
+from model.families.lfm3 import read as lfm3_read
+from model.families.lfm3.config import Lfm3Config
 from model.families.qwen35 import read as qwen35_read
 from model.families.qwen35.config import Qwen35Config
 from model.families.qwen35.gguf import CHANNELS, COLUMNS, HEADS
@@ -43,6 +45,15 @@ def write_lfm2(folder: Path, checkpoint: Checkpoint, dtype: str) -> None:
     assert isinstance(config, Lfm2Config), config
     tensors = published(checkpoint.weights, FOLDER.parts_of(config), with_middle_axis)
     write_folder(folder, checkpoint, _lfm2_config(config, dtype), tensors, dtype)
+
+
+def write_lfm3(folder: Path, checkpoint: Checkpoint, dtype: str) -> None:
+    """The folder. Raises OSError."""
+    config = checkpoint.config
+    assert isinstance(config, Lfm3Config), config
+    parts = lfm3_read.folder_names().parts_of(config)
+    tensors = published(checkpoint.weights, parts, with_middle_axis)
+    write_folder(folder, checkpoint, _lfm3_config(config, dtype), tensors, dtype)
 
 
 def rope_sections(config: Qwen35Config) -> list[int]:
@@ -84,6 +95,36 @@ def _lfm2_config(config: Lfm2Config, dtype: str) -> dict[str, Any]:
         "conv_bias": False,
         "norm_eps": config.norm_eps,
         "rope_parameters": {"rope_theta": config.rope_theta, "rope_type": "default"},
+    }
+
+
+def _lfm3_config(config: Lfm3Config, dtype: str) -> dict[str, Any]:
+    kinds = dict.fromkeys(config.attention_layers, lfm3_read.FULL)
+    kinds |= dict.fromkeys(config.window_layers, lfm3_read.WINDOW)
+    layers = range(config.num_hidden_layers)
+
+    def rope(theta: float, rotary_dim: int) -> dict[str, Any]:
+        part = {"partial_rotary_factor": _part(rotary_dim, config.head_dim)}
+        turns_all = rotary_dim == config.head_dim
+        kind = {"rope_type": "default"} if turns_all else {"rope_type": "proportional", **part}
+        return {**kind, "rope_theta": theta}
+
+    return {
+        "architectures": ["Lfm3ForCausalLM"],
+        "model_type": "lfm3",
+        **_shared(config, dtype, lfm2_read.KINDS),
+        "conv_L_cache": config.conv_size,
+        "conv_bias": False,
+        "layer_types": [kinds.get(layer, lfm3_read.CONVOLUTION) for layer in layers],
+        "norm_eps": config.norm_eps,
+        "rope_parameters": {
+            lfm3_read.FULL: rope(config.rope_theta, config.rotary_dim),
+            lfm3_read.WINDOW: rope(config.window_rope_theta, config.window_rotary_dim),
+        },
+        "sliding_window": config.window,
+        "use_attention_gate": config.head_gates,
+        "use_cache": bool(kinds),
+        "use_sandwich_norm": config.post_norms,
     }
 
 

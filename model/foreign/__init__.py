@@ -62,6 +62,7 @@ READERS: dict[str, tuple[str, str]] = {
     "granitemoehybrid": ("model.families.mamba2_hybrid.read", "read_granite"),
     "nemotron_h": ("model.families.mamba2_hybrid.read", "read_nemotron"),
     "falcon_h1": ("model.families.mamba2_hybrid.read", "read_falcon_h1"),
+    "lfm3": ("model.families.lfm3.read", "read_lfm3"),
     "mamba": ("model.families.mamba.read", "read_mamba"),
     "falcon_mamba": ("model.families.mamba.read", "read_mamba"),
     "mamba2": ("model.families.mamba.read", "read_mamba2"),
@@ -71,7 +72,7 @@ READERS: dict[str, tuple[str, str]] = {
 
 #: The functions that look at no tensor's numbers but those of a head that is also the embedding.
 _BY_SHAPES = (
-    *("read_rwkv7", "read_arwkv7", "read_qwen35", "read_lfm2"),
+    *("read_rwkv7", "read_arwkv7", "read_qwen35", "read_lfm2", "read_lfm3"),
     *("read_granite", "read_nemotron", "read_falcon_h1"),
     *("read_llama", "read_qwen2", "read_qwen3", "read_smollm3"),
     *("read_mamba", "read_mamba2", "read_state_spaces", "read_mistral"),
@@ -110,8 +111,8 @@ REFUSED: dict[str, tuple[str, ...]] = {
         *("qwen3_5_moe", "qwen3_5_moe_text", "qwen35moe", "lfm2_moe", "lfm2moe"),
         "nemotron_h_moe",
     ),
-    "of this family only LFM2 and LFM2.5 that read text are": (
-        *("lfm2_vl", "lfm2-vl", "lfm2_audio", "lfm3", "lfm3_moe"),
+    "of this family only LFM2, LFM2.5 and LFM3 that are dense and read text are": (
+        *("lfm2_vl", "lfm2-vl", "lfm2_audio", "lfm3_moe"),
     ),
     "of this family only RWKV-7 is": ("rwkv4", "rwkv5", "rwkv6"),
     "its keys are what its forget gates leave, which no mechanism here computes": (
@@ -189,6 +190,8 @@ def read_gguf(file: GgufFile, name: str) -> tuple[Config, StoredWeights]:
     refuse_unsupported(family, name)
     attention = set() if family in WITH_ATTENTION else _layers(file, r"attn_(q|k|v|qkv)\.")
     reason = f": {GROWS if _layers(file, '') - attention else ALL_GROW}" if attention else ""
+    if family in READERS and family not in GGUF_READERS:
+        reason = " as GGUF, only as a folder"
     if reason or family not in GGUF_READERS:
         raise ConfigError(f"{name}: {family!r:.80} models are not supported{reason}; {INSTEAD}")
     module, function = GGUF_READERS[family]

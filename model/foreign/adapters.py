@@ -48,6 +48,25 @@ class LowRankChange:
 
 
 @dataclass(frozen=True)
+class DirectedChange:
+    """Rows of `LowRankChange`'s sum, each divided by its length and times a number of ``m``.
+
+    A row of zeros has no direction, and stays.
+    """
+
+    change: LowRankChange
+    m: Array
+    step = 1
+
+    def apply(self, values: Wide, first: int) -> Wide:
+        values = self.change.apply(values, first)
+        lengths = np.linalg.norm(values, axis=1, keepdims=True)
+        m: Wide = self.m[first : first + len(values), None].astype(np.float64)
+        values *= np.divide(m, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+        return values
+
+
+@dataclass(frozen=True)
 class Tiled:
     """W[o, i] + D[i mod r, o mod n], with D [r, n]; n divides ``out``."""
 
@@ -148,13 +167,23 @@ class Merged(WrappedWeights):
 # ``adapter_config.json`` of the package ``peft``: what it says of how a file is merged.
 
 
-ADAPTER_CONFIG = "adapter_config.json"
 #: Values that change what is merged, and those of them that are supported.
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "bias": ("none",),
-    "use_dora": (False, None),
     "fan_in_fan_out": (False, None),
     "alpha_pattern": ({}, None),
+    "lora_bias": (False, None),
+    # Layers that are repeated, and parameters that are no Linear weights.
+    "layer_replication": (None,),
+    "target_parameters": (None, []),
+    # Other sums than W + scale B A.
+    "use_qalora": (False, None),
+    "use_bdlora": (None,),
+    "kasa_config": (None,),
+    "monteclora_config": (None,),
+    "arrow_config": (None,),
+    # Whether an embedding and a head that are one weight were trained as one.
+    "ensure_weight_tying": (False, None),
     # Changes that hold behind certain tokens only.
     "alora_invocation_tokens": (None,),
     # The others change the weights of the model before the training.
@@ -165,10 +194,14 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """LoRA's ``alpha``, divided by the rank, or ``by_root`` by its root; MiSS's ``mini_rank``."""
+    """LoRA's ``alpha``, divided by the rank, or ``by_root`` by its root; MiSS's ``mini_rank``.
+
+    ``has_lengths``: whether every change is of DoRA.
+    """
 
     alpha: float | None = None
     by_root: bool = False
+    has_lengths: bool = False
     mini_rank: int | None = None
 
 
@@ -189,7 +222,15 @@ def read_adapter_config(path: Path) -> AdapterConfig:
     mini_rank = values.get("mini_r") if values.get("init_weights") == "mini" else None
     if values.get("init_weights") == "mini" and (type(mini_rank) is not int or mini_rank < 1):
         raise CheckpointError(f"{path}: mini_r must be a positive integer, not {mini_rank!r:.80}")
-    return AdapterConfig(alpha, values.get("use_rslora") is True, mini_rank)
+    by_root, has_lengths = (_flag(path, values, field) for field in ("use_rslora", "use_dora"))
+    return AdapterConfig(alpha, by_root, has_lengths, mini_rank)
+
+
+def _flag(path: Path, values: dict[str, Any], field: str) -> bool:
+    value = values.get(field) or False
+    if type(value) is not bool:
+        raise CheckpointError(f"{path}: {field} must be a boolean, not {value!r:.80}")
+    return value
 
 
 def _positive(path: Path, values: dict[str, Any], field: str) -> float:

@@ -48,9 +48,11 @@ class HybridNames:
 
     def mixers(self, config: BoundedConfig) -> list[Mapping[str, Part]]:
         """Those of each layer's mixer."""
-        return [
-            self.attention if is_attention else self.other for is_attention in config.is_attention
-        ]
+        shapes = config.weight_shapes()
+        attends = (
+            f"blocks.{layer}.mixer.q.weight" in shapes for layer in range(config.num_hidden_layers)
+        )
+        return [self.attention if is_attention else self.other for is_attention in attends]
 
 
 def weight(key: str, form: str = "same") -> Part:
@@ -71,17 +73,27 @@ def attention_layers(
 
     Where there is no such field every ``interval``-th layer is one. Raises `ConfigError`.
     """
+    usual = [kinds[(layer + 1) % interval == 0] for layer in range(num_layers)]
+    found = layer_kinds(source, usual, kinds)
+    return tuple(layer for layer, kind in enumerate(found) if kind == kinds[1])
+
+
+def layer_kinds(source: ForeignConfig, usual: list[str], kinds: tuple[str, ...]) -> list[str]:
+    """``layer_types``, of each layer one of ``kinds``; where there is no such field, ``usual``.
+
+    Raises `ConfigError`.
+    """
     found = source.anything("layer_types")
     if found is None:
-        return tuple(range(interval - 1, num_layers, interval))
+        return usual
     if not isinstance(found, list) or any(kind not in kinds for kind in found):
         names = " and ".join(map(repr, kinds))
         raise ConfigError(
             f"{source.family}: layer_types must be a list of {names}, not {found!r:.200}"
         )
-    if len(found) != num_layers:
-        raise ConfigError(f"{source.family}: layer_types has {len(found)} of {num_layers} layers")
-    return tuple(layer for layer, kind in enumerate(found) if kind == kinds[1])
+    if len(found) != len(usual):
+        raise ConfigError(f"{source.family}: layer_types has {len(found)} of {len(usual)} layers")
+    return found
 
 
 def refuse_other_head(

@@ -7,7 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from model.bundled_models import bundled_models
-from model.checkpoint_files import ADAPTER, CONFIG, CONFIGS, PARAMS, is_model_file, is_readable
+from model.checkpoint_files import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    CONFIG,
+    CONFIGS,
+    PARAMS,
+    is_model_file,
+    is_readable,
+)
+from model.files import one_line, read_json
 from model.hub.base import has_base
 from model.hub.names import parse_name
 from model.weights import FORMS, WEIGHTS, CheckpointError
@@ -79,5 +88,14 @@ def _complete(folder: Path) -> Path:
     for name in (CONFIG, weights):
         instead = {CONFIG: (PARAMS,), WEIGHTS: sum(FORMS, ())}.get(name, ())
         if not any(is_readable(folder / file) for file in (name, *instead)):
-            raise CheckpointError(f"{folder} has no {name}")
+            raise CheckpointError(f"{folder} has no {name}{_of_adapter(folder)}")
     return folder
+
+
+def _of_adapter(folder: Path) -> str:
+    """What else to say of a folder that has changes of a model alone."""
+    if not (folder / ADAPTER_CONFIG).is_file():
+        return ""
+    base = read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
+    named = f" ({one_line(base)[:80]})" if isinstance(base, str) and base else ""
+    return f": it is an adapter, for --lora; --model is what it was trained on{named}"

@@ -5,6 +5,8 @@ Sizes of matrices are not options: the module takes them from the weights that t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from model.architectures import ARCHITECTURES, load_class
 from model.architectures.config import Config
 from model.architectures.hybrid import SINKS, BoundedConfig
@@ -13,6 +15,7 @@ from model.attention.spec import key_dim
 from model.config import ModelConfig
 from model.families.arwkv7.config import Arwkv7Config
 from model.families.lfm2.config import Lfm2Config
+from model.families.lfm3.config import Lfm3Config
 from model.families.llama.config import FARS, LlamaConfig
 from model.families.mamba.config import Mamba2Config, MambaConfig
 from model.families.mamba2_hybrid.config import Mamba2HybridConfig
@@ -93,12 +96,29 @@ def lfm2_options(config: Lfm2Config, layout: StateLayout) -> Options:
         "family": "lfm2",
         "conv_size": config.conv_size,
         "rotary_dim": config.head_dim,
+        "head_gates": False,
+        "window": 0,
+    }
+
+
+def lfm3_options(config: Lfm3Config, layout: StateLayout) -> Options:
+    """Of `model.families.lfm3`, which has LFM2's kernels."""
+    windows, num_layers = config.window_layers, config.num_hidden_layers
+    return {
+        **lfm2_options(config, layout),
+        **_rope_factors(config.rope_factors(config.rotary_dim)),
+        **_rope_factors(config.rope_factors(config.window_rotary_dim), "window_"),
+        "farthest": config.context or config.max_context,
+        "head_gates": config.head_gates,
+        "window": config.window if windows else 0,
+        "window_rope_theta": config.window_rope_theta,
+        **{f"window_{layer}": layer in windows for layer in range(num_layers)},
     }
 
 
 def llama_options(config: LlamaConfig, layout: StateLayout) -> Options:
     """Of `model.families.llama`."""
-    factors, unrotated = config.rope_factors, config.unrotated_layers
+    unrotated = config.unrotated_layers
     windows: Options = {}
     for i, plan in enumerate(config.windows):
         windows[f"context_{i}"] = plan.context
@@ -112,10 +132,15 @@ def llama_options(config: LlamaConfig, layout: StateLayout) -> Options:
         "family": "llama",
         "windowed": bool(windows),
         "rotary_dim": config.head_dim,
-        "num_rope_factors": len(factors),
-        **{f"rope_factor_{pair}": factor for pair, factor in enumerate(factors)},
+        **_rope_factors(config.rope_factors),
         **{f"rotates_{i}": i not in unrotated for i in range(config.num_hidden_layers)},
     }
+
+
+def _rope_factors(factors: Sequence[float], kind: str = "") -> Options:
+    """Of the pairs of channels that turn; the names begin with ``kind``."""
+    numbered = {f"{kind}rope_factor_{pair}": factor for pair, factor in enumerate(factors)}
+    return {f"num_{kind}rope_factors": len(factors), **numbered}
 
 
 def _bounded_options(config: BoundedConfig, layout: StateLayout) -> Options:

@@ -37,6 +37,7 @@ RUN = {
     "docs/background/mechanisms.md": {"everstream": MODELS},
     "docs/models/arwkv.md": {"everstream": MODELS},
     "docs/models/lfm2.md": {"everstream": MODELS},
+    "docs/models/lfm3.md": {"everstream": MODELS},
     "docs/models/llama.md": {"everstream": MODELS},
     "docs/models/mamba.md": {"everstream": MODELS},
     "docs/models/mamba2-hybrids.md": {"everstream": MODELS},

@@ -49,7 +49,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tensors = arwkv7.gguf_tensors(shape, arwkv7.published(shape))
     fill = byte_level_vocabulary(tiny_tokenizer(), shape.vocab_size)
     arwkv7.write_gguf(folder / "arwkv7.gguf", shape, tensors, fill)
-    write_model(folder / "mamba2", attention="mamba2")
+    for family in ("mamba2", "lfm3"):
+        write_model(folder / family, attention=family)
     for name in ("book.txt", "other.txt"):
         (folder / name).write_text(TEXT * 40, encoding="utf-8")
     key = "blocks.0.att.key.lora"

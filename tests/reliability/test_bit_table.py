@@ -46,6 +46,7 @@ ATTENTIONS = [
     "mamba2",
     "qwen35",
     "qwen35-slide",
+    "lfm3",
     "llama-windows",
     *([CHOSEN] if chosen_model() else []),
 ]

@@ -36,6 +36,7 @@ PAGES: dict[str, Callable[[], dict[str, str]]] = {
     "docs/contribute/convert.md": background.conversion_tables,
     "docs/start/models.md": models.size_tables,
     "docs/models/arwkv.md": partial(published.tables, "arwkv7"),
+    "docs/models/lfm3.md": partial(published.tables, "lfm3"),
     "docs/models/lfm2.md": lambda: published.tables("lfm2") | models.family_summary("lfm2"),
     "docs/contribute/convert-llama.md": constant_state.tables,
     "docs/models/llama.md": lambda: models.llama_tables() | constant_state.oracle_tables(),

@@ -148,6 +148,11 @@ def renamed(
     return weights
 
 
+def key_layouts(config: Arwkv7Config) -> list[dict[str, Part]]:
+    """The keys of adapters' files, as `model.foreign.lora` asks for them."""
+    return [_parts_of(config, FOLDER)]
+
+
 def _parts_of(config: Arwkv7Config, names: Names) -> dict[str, Part]:
     """Where each weight that ``config`` lists is, by our names."""
     ends = {

@@ -8,7 +8,7 @@ from model.families.lfm2.config import Lfm2Config
 from model.files import ConfigError
 from model.foreign.config import ForeignConfig
 from model.foreign.hybrid_names import HybridNames, attention_layers, refuse_other_head, weight
-from model.foreign.renamed import Renamed
+from model.foreign.renamed import Part, Renamed
 from model.foreign.rotary import read_rotary
 from model.foreign.weights import Weights
 from model.weights import file_name
@@ -85,6 +85,11 @@ def read_lfm2(source: ForeignConfig, weights: Weights) -> tuple[Lfm2Config, Rena
     ours = Renamed(files, FOLDER.parts_of(config))
     ours.check(file, config.weight_shapes(), refuse_other_head(files, config, FOLDER, file))
     return config, ours
+
+
+def key_layouts(config: Lfm2Config) -> list[dict[str, Part]]:
+    """The keys of adapters' files, as `model.foreign.lora` asks for them."""
+    return [FOLDER.parts_of(config)]
 
 
 def _config(source: ForeignConfig) -> Lfm2Config:

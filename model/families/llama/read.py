@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from model.families.llama.config import LlamaConfig
 from model.files import ConfigError
 from model.foreign.config import ForeignConfig
 from model.foreign.hybrid_names import HybridNames, refuse_other_head, weight, with_bias
-from model.foreign.renamed import Renamed
+from model.foreign.renamed import Part, Renamed
 from model.foreign.rotary import SCALINGS, read_rotary
 from model.foreign.weights import Weights
 from model.weights import file_name
@@ -90,6 +91,12 @@ def read_smollm3(source: ForeignConfig, weights: Weights) -> tuple[LlamaConfig, 
     """See the module's docstring."""
     _refuse_windows(source)
     return _read(source, weights, has_unrotated=True, theta=2e6, max_context=32_768)
+
+
+def key_layouts(config: LlamaConfig) -> list[dict[str, Part]]:
+    """The keys of adapters' files, as `model.foreign.lora` asks for them."""
+    # Far parts are of no published file.
+    return [FOLDER.parts_of(replace(config, windows=()))]
 
 
 def _read(

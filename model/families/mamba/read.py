@@ -81,6 +81,12 @@ def folder_names(keys: Container[str]) -> MambaNames:
     )
 
 
+def key_layouts(config: MambaConfig | Mamba2Config) -> list[dict[str, Part]]:
+    """The keys of adapters' files, as `model.foreign.lora` asks for them."""
+    kinds = ((), ("backbone.embedding.weight",))
+    return [folder_names(keys).parts_of(config) for keys in kinds]
+
+
 #: Of GGUF, which has A in the place of its logarithm, and vectors of Mamba-2 as columns.
 GGUF = MambaNames(
     ends={

@@ -129,6 +129,11 @@ def read_qwen35(source: ForeignConfig, weights: Weights) -> tuple[Qwen35Config, 
     return config, ours
 
 
+def key_layouts(config: Qwen35Config) -> list[dict[str, Part]]:
+    """The keys of adapters' files, as `model.foreign.lora` asks for them."""
+    return [folder_names(prefix).parts_of(config) for prefix in PREFIXES]
+
+
 def _refuse_converted(
     files: Mapping[str, Array], parts: Mapping[str, Part], config: Qwen35Config, name: str
 ) -> None:

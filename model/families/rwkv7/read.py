@@ -203,6 +203,11 @@ def parts_of(config: Rwkv7Config, names: Names) -> dict[str, Part]:
     }
 
 
+def key_layouts(config: Rwkv7Config) -> list[dict[str, Part]]:
+    """The keys of adapters' files, as `model.foreign.lora` asks for them."""
+    return [parts_of(config, names) for names in LAYOUTS]
+
+
 def in_block(ours: str, parts: Mapping[str, Part], names: TimeMixNames) -> Part:
     """Where our weight of a block is, of which ``parts`` are known without the block's own name."""
     _, layer, name = ours.split(".", 2)

@@ -53,7 +53,8 @@ def written(source: Checkpoint, folder: Path, kind: str, dtype: str = "float32")
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [*itertools.product(SERVED, ["hf", "gguf"]), (PURE, "hf")]
+    ("name", "kind"),
+    [*itertools.product(SERVED, ["hf", "gguf"]), (PURE, "hf"), ("lfm3-wide", "hf")],
 )
 def test_what_is_written_is_read_back_as_the_same(tmp_path: Path, name: str, kind: str) -> None:
     """Bit for bit, but for norms that folders store less one and the logarithm of the decay."""

@@ -291,8 +291,8 @@ def test_missing_and_unknown_keys_are_named(name: str, folder: Path, tokenizer: 
     [
         ("qwen3_5_moe", "only the dense ones of this family are"),
         ("lfm2_moe", "only the dense ones of this family are"),
-        ("lfm2_vl", "of this family only LFM2 and LFM2.5 that read text are"),
-        ("lfm3", "of this family only LFM2 and LFM2.5 that read text are"),
+        ("lfm2_vl", "of this family only LFM2, LFM2.5 and LFM3 that are dense and read text are"),
+        ("lfm3_moe", "of this family only LFM2, LFM2.5 and LFM3 that are dense and read text are"),
     ],
 )
 def test_other_members_of_the_families_are_refused(family: str, why: str) -> None:

@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.checkpoint_files import Lora
 from model.config import ConfigError
-from model.families.rwkv7.tuned import with_lora
+from model.foreign.adapters import DirectedChange, LowRankChange
+from model.foreign.lora import with_lora
 from model.weights import CheckpointError, StoredWeights
 from model.weights.torch_file import TorchFile
 from tests.gguf_files import gguf_tensors, write_gguf
@@ -284,7 +285,14 @@ PAIR = {A: torch.ones(4, 128), B: torch.ones(128, 4)}
         ({"blocks.0.ln1.disha": torch.ones(4, 4)}, None, "is of no Linear weight"),
         ({"emb.disha": torch.ones(4, 4)}, None, "is of no Linear weight"),
         ({"blocks.0.att.key.init_lora_A": torch.ones(4, 4)}, None, "the initial matrices of PiSSA"),
-        ({"blocks.0.att.key.lora_magnitude_vector": torch.ones(4)}, None, "DoRA, which is not"),
+        ({"blocks.0.att.key.lora_magnitude_vector": torch.ones(4)}, None, "r' has no lora_A"),
+        (
+            PAIR | {"blocks.0.att.key.lora_magnitude_vector": torch.ones(4)},
+            1.0,
+            r"lora_magnitude_vector is \[4\], wanted \[128\]",
+        ),
+        ({"emb.lora_embedding_A": torch.ones(4, 4)}, None, "LoRA of an embedding, which is not"),
+        (PAIR | {f"{B}.bias": torch.ones(128)}, 1.0, "a bias of LoRA, which is not supported"),
         ({"blocks.0.att.key.lokr_w1": torch.ones(4)}, None, "a method that is not supported"),
         ({"blocks.0.att.time_state": torch.ones(2, 64, 64)}, None, "a tuned state: --state"),
         ({}, None, "has no tensors"),
@@ -309,7 +317,11 @@ def test_pissa_is_known_by_the_file_next_to_it(model: Path, tmp_path: Path) -> N
     ("change", "message"),
     [
         ({"peft_type": "LOHA"}, "peft_type 'LOHA' is not supported"),
-        ({"use_dora": True}, "use_dora True is not supported"),
+        ({"use_dora": 1}, "use_dora must be a boolean, not 1"),
+        ({"use_rslora": "yes"}, "use_rslora must be a boolean, not 'yes'"),
+        ({"ensure_weight_tying": True}, "ensure_weight_tying True is not supported"),
+        ({"layer_replication": [[0, 2]]}, r"layer_replication \[\[0, 2\]\] is not supported"),
+        ({"lora_bias": True}, "lora_bias True is not supported"),
         ({"bias": "all"}, "bias 'all' is not supported"),
         ({"alpha_pattern": {"key": 3}}, "alpha_pattern {'key': 3} is not supported"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights 'pissa_niter_4' is not"),
@@ -333,6 +345,19 @@ def test_config_that_asks_for_something_else_is_refused(
         load_checkpoint(model, lora=Lora((folder,)))
 
 
+def test_row_of_zeros_has_no_direction_for_dora() -> None:
+    values = np.array([[3.0, 4.0], [0.0, 0.0]])
+    change = LowRankChange(np.ones((1, 2)), np.zeros((2, 1)), 1.0)
+    found = DirectedChange(change, np.array([10.0, 10.0])).apply(values, 0)
+    assert found.tolist() == [[6.0, 8.0], [0.0, 0.0]]
+
+
+def test_change_of_dora_needs_its_lengths(model: Path, tmp_path: Path) -> None:
+    folder = write_peft(tmp_path / "adapter", PAIR, CONFIG | {"use_dora": True})
+    with pytest.raises(CheckpointError, match=rf"'{A}' has no lora_magnitude_vector of DoRA"):
+        load_checkpoint(model, lora=Lora((folder,)))
+
+
 def test_embedding_that_is_normed_already_is_not_replaced(tmp_path: Path) -> None:
     config = dataclasses.replace(SHAPE.config, embedding_norm=False)
     file = write_pth(tmp_path / "emb.pth", {"emb.weight": BASE["emb.weight"]})
@@ -342,7 +367,7 @@ def test_embedding_that_is_normed_already_is_not_replaced(tmp_path: Path) -> Non
 
 def test_other_families_and_missing_files_are_named(model: Path, tmp_path: Path) -> None:
     file = write_pth(tmp_path / "rwkv-0.pth", PAIR)
-    with pytest.raises(CheckpointError, match="--lora is for RWKV-7, not for"):
+    with pytest.raises(CheckpointError, match=r"--lora is for rwkv7, .*, not for delta models"):
         load_checkpoint("everstream-stories", lora=Lora((file,), ALPHA))
     with pytest.raises(CheckpointError, match=r"no\.pth: No such file"):
         load_checkpoint(model, lora=Lora((tmp_path / "no.pth",), ALPHA))

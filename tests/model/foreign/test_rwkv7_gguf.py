@@ -396,6 +396,7 @@ GROWS = "models are not supported: some of its layers are attention, whose state
             "rwkv6qwen2",
             "rwkv6qwen2 models are not supported: of RWKV models made from tr",
         ),
+        ("lfm3", "'lfm3' models are not supported as GGUF, only as a folder; docs/start/models.md"),
         ("gru", "'gru' models are not supported; docs/start/models.md has what is served \\(rwkv7"),
     ],
 )

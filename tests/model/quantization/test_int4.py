@@ -26,7 +26,7 @@ TOKENS = [5, 70, 33, 250, 8, 8, 101]
 QKV = "blocks.0.attention.qkv.weight"
 FAMILIES = (
     *("gated", "delta", "rwkv7", "arwkv7", "mamba", "mamba2", "mamba2_hybrid"),
-    *("qwen35", "lfm2", "llama"),
+    *("qwen35", "lfm2", "lfm3", "llama"),
 )
 
 

@@ -179,6 +179,7 @@ def test_command_trains_a_mamba2(corpus: Path, tmp_path: Path) -> None:
         ("qwen35", {"attention_layers": []}, (), True),
         ("lfm2", {}, (2,), False),
         ("mamba2_hybrid", {"attention_layers": [1], "mamba_layers": [0, 1]}, (1,), False),
+        ("lfm3", {"window_layers": [1], "window": 8}, (2,), False),
     ],
 )
 def test_command_trains_a_hybrid(

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from model.architectures.hybrid import BoundedConfig, with_past
 from model.families.lfm2.config import Lfm2Config
+from model.families.lfm3.config import Lfm3Config
 from model.families.llama.config import LayerPlan, LlamaConfig
 from model.families.mamba2_hybrid.config import Mamba2HybridConfig
 from model.families.qwen35.config import Qwen35Config
@@ -78,6 +79,42 @@ CONFIGS: dict[str, BoundedConfig] = {
         head_dim=32,
         conv_size=5,
         tied=False,
+    ),
+    "lfm3": Lfm3Config(
+        **{**_QWEN35, "num_hidden_layers": 4},
+        window_layers=(0, 3),
+        window=21,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=10,
+        rotary_dim=4,
+        window_rotary_dim=10,
+        window_rope_theta=300.0,
+        tied=False,
+    ),
+    "lfm3-square": Lfm3Config(
+        **{**_QWEN35, "hidden_size": 320, "num_hidden_layers": 4},
+        window_layers=(2,),
+        window=80,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        head_dim=32,
+        rotary_dim=32,
+        window_rotary_dim=8,
+        conv_size=3,
+    ),
+    "lfm3-windows": Lfm3Config(
+        **{**_QWEN35, "attention_layers": (), "hidden_size": 64},
+        window_layers=(0, 2),
+        window=3,
+        num_attention_heads=6,
+        num_key_value_heads=6,
+        head_dim=16,
+        rotary_dim=0,
+        window_rotary_dim=16,
+        max_context=30,
+        head_gates=False,
+        post_norms=False,
     ),
     "granite": Mamba2HybridConfig(
         **_QWEN35,

@@ -41,16 +41,8 @@ MAMBA = {"mamba2": "odd", "mamba2_grouped": "grouped", "mamba": "first", "falcon
 #: And the other architectures that it serves.
 SERVED = [
     *NAMES,
-    "rwkv7",
-    "arwkv7",
-    "qwen35",
-    "lfm2",
-    "llama",
-    "llama-windows",
-    "granite",
-    "nemotron",
-    "falcon-h1",
-    *MAMBA,
+    *("rwkv7", "arwkv7", "qwen35", "lfm2", "lfm3", "llama", "llama-windows"),
+    *("granite", "nemotron", "falcon-h1", *MAMBA),
 ]
 
 

@@ -188,13 +188,14 @@ def test_places_beyond_the_text_are_not_read(name: str, position: int) -> None:
 
 def fill_beyond(runtime: Runtime, pool: Pool, position: int) -> None:
     """Puts NaN into every place that a text of this length has not reached."""
-    for layer in runtime.layout.views(pool):
+    rings = getattr(runtime.config, "window_layers", ())
+    for index, layer in enumerate(runtime.layout.views(pool)):
+        held = min(position, runtime.config.window) if index in rings else position
         for name, axis in (("k", 4), ("v", 3)):
             if name in layer:
                 places = np.moveaxis(layer[name], axis, 2)  # [1, blocks, positions, ...]
-                block, at = divmod(position, 16)
-                places[0, block, at:] = np.nan
-                places[0, block + 1 :] = np.nan
+                place = np.arange(16 * places.shape[1]).reshape(-1, 16)
+                places[0, place >= held] = np.nan
 
 
 @pytest.mark.parametrize("position", [1_000_000, 2**31 + 5])

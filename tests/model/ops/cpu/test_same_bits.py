@@ -33,7 +33,7 @@ from tests.weights import weights_of
 #: Every dtype where products differ; attention is float32 in all of them.
 CASES = [(name, "float32") for name in SERVED] + [
     (name, dtype)
-    for name in ("delta", "elu", "gated", "rwkv7", "qwen35", "lfm2", "mamba2", "falcon")
+    for name in ("delta", "elu", "gated", "rwkv7", "qwen35", "lfm2", "lfm3", "mamba2", "falcon")
     for dtype in ("bfloat16", "int8", "int4")
 ]
 #: Of numbers and of threads.

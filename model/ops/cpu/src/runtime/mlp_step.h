@@ -19,6 +19,11 @@ protected:
         products(plain(place, l.down.k, rows), {{&l.down, onto_x()}}, updates_of(l.down));
     }
     void mlp(const Mlp& l, int place) { mlp(l, place, all_rows(), no_updates); }
+    // With the norm of what it gives, if there is one; `room` is a buffer of the width.
+    void mlp(const Mlp& l, int place, const Norm& post, int room) {
+        products(normed(l.norm), {{&l.up, into(place, Into::swiglu)}});
+        add_to_x(plain(place, l.down.k), l.down, post, room);
+    }
 };
 
 }  // namespace EVERSTREAM_LEVEL

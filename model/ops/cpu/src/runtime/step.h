@@ -267,6 +267,18 @@ protected:
         products(rows, list, 0, [](int) {}, updates);
     }
 
+    // Adds products to `x`, by way of the buffer `room` where they are normed before.
+    template <class Rows>
+    void add_to_x(Rows rows, const Matrix& weight, const Norm& post, int room) {
+        if (!post.weight) return products(rows, {{&weight, onto_x()}});
+        products(rows, {{&weight, into(room)}});
+        w.each(b.num_rows, [&](int row) {
+            float *y = buffer(room, row), *x = b.x + size_t(row) * s.x;
+            rms_norm(y, post.weight, model.eps, model.hidden);
+            map(x, x, y, model.hidden, [](F a, F b) { return a + b; });
+        });
+    }
+
     void final_norm(int i, float* out) {
         normalize(model, model.norm, b.x + size_t(b.wanted[i]) * s.x, out);
     }

@@ -181,11 +181,13 @@ inline void attend_tile(Query* queries, int num, const PastTile& past, int n, in
     in_groups<QUERIES>(queries, num, ValueWork{queries, past, n});
 }
 
-// The weighted mean, times the sigmoid of the gate [n] where there is one.
-inline void end_query(const Query& query, const float* gate, int n) {
+// The weighted mean, times the sigmoid of the gate where there is one: [n], or of all channels.
+inline void end_query(const Query& query, const float* gate, const float* head_gate, int n) {
     const F by = F::set(1.0f / query.total);
     if (gate)
         map(query.out, query.out, gate, n, [by](F y, F g) { return y * by * sigmoid(g); });
+    else if (head_gate)
+        map(query.out, query.out, n, [by, g = sigmoid(F::set(*head_gate))](F y) { return y * by * g; });
     else
         map(query.out, query.out, n, [by](F y) { return y * by; });
 }

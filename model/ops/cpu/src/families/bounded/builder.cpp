@@ -6,27 +6,23 @@
 
 namespace everstream {
 
-namespace {
-
-// Of the pairs of channels that turn, divided by the factors where there are some.
-const double* read_frequencies(const BoundedModel& m, const Options& options, Packer& p) {
-    const int half = m.rotary_size / 2, num_factors = options.integer("num_rope_factors");
-    double* frequencies = rope_frequencies(p, options.number("rope_theta"), half);
+const double* read_frequencies(
+    const BoundedModel& m, const Options& options, Packer& p, const std::string& kind) {
+    const int half = m.rotary_size / 2, num_factors = options.integer("num_" + kind + "rope_factors");
+    double* frequencies = rope_frequencies(p, options.number(kind + "rope_theta"), half);
     if (num_factors && num_factors != half)
         throw std::invalid_argument("num_rope_factors is not half of rotary_dim");
     for (int i = 0; i < num_factors; i++)
-        frequencies[i] /= options.number("rope_factor_" + std::to_string(i));
+        frequencies[i] /= options.number(kind + "rope_factor_" + std::to_string(i));
     return frequencies;
 }
-
-}  // namespace
 
 void read_bounded(BoundedModel& m, const Options& options, Packer& p, bool gated) {
     m.num_heads = options.integer("num_heads");
     m.num_kv_heads = options.integer("num_kv_heads");
     m.head_size = options.integer("head_dim");
     m.rotary_size = options.integer("rotary_dim");
-    m.frequencies = read_frequencies(m, options, p);
+    m.frequencies = read_frequencies(m, options, p, "");
     m.score_scale = 1.0f / std::sqrt(float(m.head_size));
     m.gated = gated;
     m.sinks = options.integer("sinks");
@@ -44,7 +40,9 @@ bool is_attention(const Packer& packer, const std::string& mixer) {
 BoundedAttention read_attention(
     const BoundedModel& m, const Options& options, Packer& p, int layer, const std::string& mixer) {
     BoundedAttention l;
-    l.in = p.pack({mixer + "q", mixer + "k", mixer + "v"}, m.precision);
+    std::vector<std::string> in = {mixer + "q", mixer + "k", mixer + "v"};
+    if (m.head_gates) in.push_back(mixer + "gate");
+    l.in = p.pack(in, m.precision);
     if (l.in.n != m.rows_of_in())
         throw std::invalid_argument("weight '" + mixer + "q.weight' has another shape");
     l.out = p.pack({mixer + "out"}, m.precision);
@@ -55,8 +53,15 @@ BoundedAttention read_attention(
     l.k = options.state(layer, "k");
     l.v = options.state(layer, "v");
     l.context = options.integer("context");
+    l.sinks = m.sinks;
     l.block_bytes = size_t(options.number("group_bytes"));
     return l;
+}
+
+void make_window(const BoundedModel& m, BoundedAttention& l, int context) {
+    l.in_state = true;
+    l.context = context;
+    l.block_bytes = size_t(m.num_kv_heads) * m.head_size * POSITION_BLOCK * sizeof(uint16_t);
 }
 
 void set_bounded_strides(const BoundedModel& m, Strides& s, int intermediate) {
@@ -64,7 +69,7 @@ void set_bounded_strides(const BoundedModel& m, Strides& s, int intermediate) {
     const int heads = padded_stride(m.num_heads * m.head_size);
     set_buffer(s, B::in, padded_stride(m.rows_of_in()));
     set_buffer(s, B::attended, heads);
-    set_buffer(s, B::angles, padded_stride(2 * m.rotary_size));
+    set_buffer(s, B::angles, padded_stride((m.window_frequencies ? 3 : 2) * m.rotary_size));
     set_buffer(s, B::near, m.slides ? heads : 0);
     set_buffer(s, B::far, padded_stride(m.far_stride()));
     set_buffer(s, B::hidden, padded_stride(intermediate));

@@ -8,11 +8,17 @@ namespace everstream {
 
 // The options of all bounded models. `gated`: whether each query has a gate.
 void read_bounded(BoundedModel& model, const Options& options, Packer& packer, bool gated);
+// Of the pairs of channels that turn, divided by the factors where there are some; options begin with
+// `kind`.
+const double* read_frequencies(
+    const BoundedModel& model, const Options& options, Packer& packer, const std::string& kind);
 // The layer's `mixer` if it is one of attention.
 bool is_attention(const Packer& packer, const std::string& mixer);
 BoundedAttention read_attention(
     const BoundedModel& model, const Options& options, Packer& packer, int layer,
     const std::string& mixer);
+// Its past is the last `context` positions, in the state proper.
+void make_window(const BoundedModel& model, BoundedAttention& layer, int context);
 // The buffers of all bounded models; `widest` is the inner width of the MLP.
 void set_bounded_strides(const BoundedModel& model, Strides& strides, int intermediate);
 

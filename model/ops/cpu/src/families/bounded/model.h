@@ -26,7 +26,7 @@ struct FarPart {
 
 struct BoundedAttention {
     // The rows of `in`: queries [H][F], each before its gate [F] where there is one; keys [G][F] and
-    // values [G][F].
+    // values [G][F]; then the gates of the heads [H] where there are some.
     Matrix in, out;
     const float *q_norm = nullptr, *k_norm = nullptr;  // [F], or null where there are none
     bool rotates = true;  // whether queries and keys have positions
@@ -34,10 +34,12 @@ struct BoundedAttention {
     // float16, and bytes from a block to the next.
     size_t k = 0, v = 0, block_bytes = 0;
     int context = 0;        // positions that are held
+    int sinks = 0;          // of these, the first ones, which never lose their place
+    int angles = 0;         // where those of its rotation begin in BoundedBuffers::angles
     bool in_state = false;  // whether keys and values are of the state proper, at any length
     FarPart far;
 
-    int num_blocks() const { return context / POSITION_BLOCK; }
+    int num_blocks() const { return (context + POSITION_BLOCK - 1) / POSITION_BLOCK; }
 };
 
 struct BoundedModel : Model {
@@ -45,7 +47,9 @@ struct BoundedModel : Model {
     int rotary_size = 0;  // channels that turn
     const double* frequencies = nullptr;  // of the pairs that turn, in radians a position
     float score_scale = 0.0f;  // of the scores: 1 / sqrt(F) in most families
+    const double* window_frequencies = nullptr;  // those of layers with a window, if they differ
     bool gated = false;
+    bool head_gates = false;  // whether each head has a gate, for all of its channels
     int sinks = 0;        // positions that never lose their place
     int farthest = 0;     // the sinks are seen no farther away; 0 where no layer is attention
     bool slides = false;  // whether later positions take the places of the oldest
@@ -53,10 +57,11 @@ struct BoundedModel : Model {
 
     int group() const { return num_heads / num_kv_heads; }
     int query_size() const { return gated ? 2 * head_size : head_size; }
-    int rows_of_in() const { return num_heads * query_size() + 2 * num_kv_heads * head_size; }
-    int place(const BoundedAttention& l, int64_t position) const {
+    int first_gate() const { return num_heads * query_size() + 2 * num_kv_heads * head_size; }
+    int rows_of_in() const { return first_gate() + (head_gates ? num_heads : 0); }
+    static int place(const BoundedAttention& l, int64_t position) {
         const int n = l.context;
-        return int(position < n ? position : sinks + (position - sinks) % (n - sinks));
+        return int(position < n ? position : l.sinks + (position - l.sinks) % (n - l.sinks));
     }
     // Places that are taken after `position`.
     static int used(const BoundedAttention& l, int64_t position) {
@@ -69,8 +74,9 @@ struct BoundedModel : Model {
 };
 
 // The first buffers of a step, by their place in `Batch::buffers`. `angles` has the cosines and sines
-// of the position, then those of the last one that is not beyond the bound; `near` the queries that
-// see the sinks; `far` what BoundedModel::far_stride says.
+// of the position, then those of the last one that is not beyond the bound, then those of the position
+// for layers with a window; `near` the queries that see the sinks; `far` what BoundedModel::far_stride
+// says.
 struct BoundedBuffers {
     enum { in, attended, angles, near, far, hidden, num };
 };

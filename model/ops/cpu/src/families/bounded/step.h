@@ -44,10 +44,12 @@ protected:
             rotation(b.positions[row], m.frequencies, half, at, at + half);
             if (is_far(row))
                 rotation(m.farthest - 1, m.frequencies, half, at + 2 * half, at + 3 * half);
+            if (m.window_frequencies)
+                rotation(b.positions[row], m.window_frequencies, half, at + 4 * half, at + 5 * half);
         });
     }
 
-    void attention(const BoundedAttention& l, const Norm& norm) {
+    void attention(const BoundedAttention& l, const Norm& norm, const Norm& post = {}) {
         const int G = m.num_kv_heads;
         products(
             normed(norm), {{&l.in, into(B::in)}}, l.in_state ? b.num_sequences * G : 0,
@@ -62,7 +64,7 @@ protected:
         // At least as many as there are parts, in the order of the texts.
         const int parts = b.num_rows / ATTENTION_ROWS + b.num_sequences;
         w.each(parts * G, [&](int task) { attend_part(l, task / G, task % G); });
-        products(plain(B::attended, m.num_heads * m.head_size), {{&l.out, onto_x()}});
+        add_to_x(plain(B::attended, m.num_heads * m.head_size), l.out, post, B::in);
     }
 
 private:
@@ -72,6 +74,7 @@ private:
     static bool is_beyond(const BoundedAttention& l, int64_t position) { return position >= l.context; }
     // Whether the row sees the sinks by queries of their own.
     bool is_far(int row) const { return b.positions[row] >= m.farthest; }
+    bool is_far(const BoundedAttention& l, int row) const { return l.sinks && is_far(row); }
     bool turns(const BoundedAttention& l, int sequence) const {
         return is_beyond(l, b.positions[b.first_row[sequence + 1] - 1]);
     }
@@ -125,7 +128,7 @@ private:
     // Norms and turns the queries and the key of a row, for one key head.
     void bring(const BoundedAttention& l, int row, int kv) {
         const int n = m.head_size, turning = m.rotary_size / 2, half = l.rotates ? turning : 0;
-        const float* angles = buffer(B::angles, row);
+        const float* angles = buffer(B::angles, row) + l.angles;
         const float *sine = angles + turning, *near = sine + turning, *near_sine = near + turning;
         for (int head = kv * m.group(); head < (kv + 1) * m.group(); head++) {
             float* q = query(row, head);
@@ -136,7 +139,7 @@ private:
                 far_weight_of(row, head) = far_weight(l.far, head, q, n);
             }
             scale(q, m.score_scale, n);
-            if (is_far(row)) {
+            if (is_far(l, row)) {
                 float* to_sinks = buffer(B::near, row) + head * n;
                 std::memcpy(to_sinks, q, size_t(n) * 4);
                 rotate(to_sinks, near, near_sine, half);
@@ -231,7 +234,7 @@ private:
                 const int head = kv * group + i;
                 begin_query(
                     queries[(row - begin) * group + i], query(row, head),
-                    is_far(row) ? buffer(B::near, row) + head * n : nullptr,
+                    is_far(l, row) ? buffer(B::near, row) + head * n : nullptr,
                     buffer(B::attended, row) + head * n, n);
             }
         }
@@ -257,7 +260,9 @@ private:
             for (int i = 0; i < group; i++) {
                 const Query& q = queries[(row - begin) * group + i];
                 const int head = kv * group + i;
-                end_query(q, m.gated ? query(row, head) + n : nullptr, n);
+                const float* gate = m.gated ? query(row, head) + n : nullptr;
+                const float* head_gate = buffer(B::in, row) + m.first_gate() + head;
+                end_query(q, gate, m.head_gates ? head_gate : nullptr, n);
                 if (has_far && is_beyond(l, b.positions[row])) {
                     const F by = F::set(1.0f / (1.0f + far_weight_of(row, head)));
                     map(q.out, q.out, far_of(row, head), n, [by](F y, F far) { return (y + far) * by; });
@@ -277,7 +282,7 @@ private:
             past.next_keys[i] =
                 next * POSITION_BLOCK < seen ? keys(l, sequence, kv, next) : nullptr;
         }
-        const int sinks = m.sinks < past.count ? m.sinks : past.count;
+        const int sinks = l.sinks < past.count ? l.sinks : past.count;
         attend_tile(queries + query, num, past, m.head_size, first == 0 ? sinks : 0);
     }
 

@@ -1,4 +1,4 @@
-// LFM2 models; the names of weights are those of model/families/lfm2.
+// LFM2 and LFM3 models; the names of weights are those of model/families/lfm2 and lfm3.
 #include <algorithm>
 #include <stdexcept>
 
@@ -21,6 +21,13 @@ ShortConvolution read_convolution(
     return l;
 }
 
+// LFM3's layers with a window have a rotation of their own.
+void read_window(const Lfm2Model& m, const Options& o, BoundedAttention& l) {
+    make_window(m, l, o.integer("window"));
+    l.sinks = 0;
+    l.angles = 2 * m.rotary_size;
+}
+
 Lfm2Layer read_layer(const Lfm2Model& m, const Options& o, Packer& p, int index) {
     const std::string block = "blocks." + std::to_string(index) + ".", mixer = block + "mixer.";
     Lfm2Layer l;
@@ -30,7 +37,13 @@ Lfm2Layer read_layer(const Lfm2Model& m, const Options& o, Packer& p, int index)
         l.attention = read_attention(m, o, p, index, mixer);
     else
         l.convolution = read_convolution(m, o, p, index, mixer);
+    if (m.window_frequencies && o.integer("window_" + std::to_string(index)))
+        read_window(m, o, l.attention);
     l.mlp = read_mlp(p, block, m.precision);
+    if (p.has(block + "mixer_post_norm.weight")) {
+        l.post = p.norm(block + "mixer_post_norm");
+        l.mlp_post = p.norm(block + "mlp_post_norm");
+    }
     return l;
 }
 
@@ -38,6 +51,8 @@ std::shared_ptr<const Model> build(const Options& o, Packer& p, Precision precis
     auto m = std::make_shared<Lfm2Model>();
     read_beginning(*m, o, p, precision);
     read_bounded(*m, o, p, false);
+    m->head_gates = o.integer("head_gates");
+    if (o.integer("window")) m->window_frequencies = read_frequencies(*m, o, p, "window_");
     m->conv_size = o.integer("conv_size");
     auto* layers = p.arena.make<Lfm2Layer>(m->num_layers);
     for (int i = 0; i < m->num_layers; i++) layers[i] = read_layer(*m, o, p, i);
@@ -52,6 +67,7 @@ void set_strides(const Model& model, Strides& s) {
     static_assert(B::num <= MAX_BUFFERS);
     set_buffer(s, B::mixed, s.x);
     set_bounded_strides(m, s, m.layers[0].mlp.down.k);
+    // Of a convolution; what is normed before it is added to `x` takes a part of it.
     s.buffers[B::in] = std::max(s.buffers[B::in], padded_stride(3 * m.hidden));
 }
 

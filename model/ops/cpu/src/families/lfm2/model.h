@@ -1,4 +1,4 @@
-// An LFM2 model; the equations are in model/families/lfm2. D is the width.
+// An LFM2 or LFM3 model; the equations are in model/families/lfm2 and lfm3. D is the width.
 #pragma once
 
 #include "families/bounded/model.h"
@@ -12,11 +12,12 @@ struct ShortConvolution {
 };
 
 struct Lfm2Layer {
-    Norm norm;
+    Norm norm, post;  // `post`: of what the mixer gives, or nothing
     bool is_attention = false;
     BoundedAttention attention;  // one of both
     ShortConvolution convolution;
     Mlp mlp;
+    Norm mlp_post;
 };
 
 // After the buffers of the attention: what the convolution gives.

@@ -1,5 +1,5 @@
-// A whole step of a batch through an LFM2 model, by all threads of a team together. The equations
-// are those of model/families/lfm2.
+// A whole step of a batch through an LFM2 or LFM3 model, by all threads of a team together. The equations
+// are those of model/families/lfm2 and lfm3.
 #pragma once
 
 #include "families/bounded/step.h"
@@ -17,10 +17,10 @@ public:
         for (int i = 0; i < m.num_layers; i++) {
             const Lfm2Layer& l = m.layers[i];
             if (l.is_attention)
-                attention(l.attention, l.norm);
+                attention(l.attention, l.norm, l.post);
             else
-                convolution(l.convolution, l.norm);
-            mlp(l.mlp, B::hidden);
+                convolution(l.convolution, l.norm, l.post);
+            mlp(l.mlp, B::hidden, l.mlp_post, B::in);
         }
         finish();
     }
@@ -29,20 +29,20 @@ public:
         return BoundedStep::private_bytes(m);
     }
     static int max_phases(const Lfm2Model& m) {
-        return 8 + (ATTENTION_PHASES + MLP_PHASES) * m.num_layers;
+        return 8 + (ATTENTION_PHASES + MLP_PHASES + 2) * m.num_layers;
     }
 
 private:
     // Channels of a task.
     static constexpr int CHANNELS = 256;
 
-    void convolution(const ShortConvolution& l, const Norm& norm) {
+    void convolution(const ShortConvolution& l, const Norm& norm, const Norm& post) {
         const int parts = (m.hidden + CHANNELS - 1) / CHANNELS;
         products(normed(norm), {{&l.in, into(B::in)}});
         w.each(b.num_sequences * parts, [&](int task) {
             channels(l, task / parts, task % parts * CHANNELS);
         });
-        products(plain(B::mixed, m.hidden), {{&l.out, onto_x()}});
+        add_to_x(plain(B::mixed, m.hidden), l.out, post, B::in);
     }
 
     // All rows of a sequence through some channels: C conv(B x).

@@ -48,9 +48,7 @@ FarPart read_far(
 
 // What a layer of constant state keeps: a window, and what the far part sums.
 void read_window(LlamaModel& m, const Options& o, Packer& p, int index, const std::string& mixer, BoundedAttention& l) {
-    l.in_state = true;
-    l.context = o.integer("context_" + std::to_string(index));
-    l.block_bytes = size_t(m.num_kv_heads) * m.head_size * POSITION_BLOCK * sizeof(uint16_t);
+    make_window(m, l, o.integer("context_" + std::to_string(index)));
     l.far = read_far(m, o, p, index, mixer + "far.", l.context - m.sinks);
     m.features = std::max(m.features, l.far.features);
 }
