@@ -3,6 +3,7 @@
 
 #include "runtime/kernels.h"
 #include "products/matmul.h"
+#include "runtime/sums.h"
 #include "runtime/token_kernels.h"
 #include "runtime/updates.h"
 

@@ -62,7 +62,7 @@ private:
     int sequence_of(const Part& part, int task) const {
         return part.sequences.first + task / m.num_heads;
     }
-    size_t state_bytes() const { return size_t(m.state_size) * m.head_size * sizeof(float); }
+    size_t state_bytes() const { return m.sum_bytes(size_t(m.state_size) * m.head_size); }
     size_t state_offset(const Part& part, int task) const {
         return m.layers[part.layer].S + size_t(task % m.num_heads) * state_bytes();
     }
@@ -98,7 +98,7 @@ private:
         const int sequence = sequence_of(part, task), h = task % m.num_heads;
         const int N = m.state_size, P = m.head_size, end = b.first_row[sequence + 1];
         const int group = h / (m.num_heads / m.num_groups);
-        float* S = (float*)enter_state(sequence, state_offset(part, task), state_bytes());
+        char* S = enter_state(sequence, state_offset(part, task), state_bytes());
         for (int row = b.first_row[sequence]; row < end; row++) {
             const float* x = mixed(row);
             const double delta = softplus(double(dt(row, h)) + double(l.dt_bias[h]));
@@ -109,7 +109,12 @@ private:
             t.x0 = x + h * P;
             t.b = x + m.inner + group * N;
             t.c = t.b + m.num_groups * N;
-            update_state(S, N, P, t, buffer(B::y, row) + h * P);
+            float* y = buffer(B::y, row) + h * P;
+            if (m.rounds_sums)
+                update_state(
+                    Rounded(b.states[sequence], b.positions[row]), (Rounded::T*)S, N, P, t, y);
+            else
+                update_state(Single(), (float*)S, N, P, t, y);
         }
     }
 
