@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from model.architectures import config_from_dict
 from model.architectures.chat import chat_of, plain_chat
-from model.architectures.config import Config
+from model.architectures.config import Config, with_state_dtype
 from model.architectures.quantization import calibration_of
 from model.chat.template import (
     ChatTemplate,
@@ -52,6 +52,7 @@ from model.files import ConfigError, errors_in, open_file
 from model.generation import read_sampling
 from model.hub.base import BaseError, base_of, has_base, read_base
 from model.hub.locate import locate
+from model.tensor_spec import StateDType
 from model.tokenization.ends import GENERATION_CONFIG
 from model.tokenization.single_bytes import NUM_IDS as NUM_BYTES
 from model.tokenization.single_bytes import BytesCodec
@@ -107,6 +108,12 @@ class Checkpoint:
         from model.architectures.network import model_of
 
         return model_of(self.config, self.weights)
+
+    def with_state_dtype(self, dtype: StateDType) -> Checkpoint:
+        """The same with the sums of a session's state stored in ``dtype``. Raises `ConfigError`."""
+        if dtype == self.config.state_dtype:
+            return self
+        return replace(self, config=with_state_dtype(self.config, dtype))
 
 
 def save_checkpoint(

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from model.architectures import Config
+from model.architectures.config import with_state_dtype
 from model.architectures.decoder import Decoder
 from model.architectures.network import Network, network_class
 from model.checkpoint import Checkpoint, save_checkpoint
@@ -61,6 +62,8 @@ ARCHITECTURES = (
     *("rwkv7", "arwkv7", "mamba2", "mamba", "qwen35", "lfm2", "lfm3", "llama", "llama-windows"),
     "mamba2_hybrid",
 )
+#: The end of any of its names, where the sums of a state are in bfloat16.
+ROUNDED = "+bfloat16"
 #: The same of those whose state has a bounded past, and what that is: families, and one of them
 #: under a bound that a test reaches soon.
 BOUNDED = {
@@ -77,7 +80,9 @@ BOUNDED = {
 
 @cache
 def tiny_checkpoint(attention: str = "gated", seed: int = 0) -> Checkpoint:
-    config = _tiny_config(attention)
+    config = _tiny_config(attention.removesuffix(ROUNDED))
+    if attention.endswith(ROUNDED):
+        config = with_state_dtype(config, "bfloat16")
     model, generator = network_class(config)(config), torch.Generator().manual_seed(seed)
     if is_initialised := isinstance(model, LanguageModel | Decoder):
         model.init_weights(generator)

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.decode.peers import CONTENDERS, LOWER_LEVEL, NATIVE_PEERS, OURS, Point
+from benchmarks.decode.peers import CONTENDERS, LOWER_LEVEL, NARROW, NATIVE_PEERS, OURS, Point
 from benchmarks.decode.report import Row, figures_of, gather, measure, rate_tables
 from benchmarks.decode.roofline import Rates
 from benchmarks.decode.shapes import SIZES
@@ -55,7 +55,7 @@ def points(options: argparse.Namespace) -> list[Point]:
 
 def takes_part(name: str, point: Point) -> bool:
     """Whether a contender is measured at ``point``: PyTorch only where it says something new."""
-    if name in (*OURS, *NATIVE_PEERS, LOWER_LEVEL):
+    if name in (*OURS, *NATIVE_PEERS, NARROW, LOWER_LEVEL):
         return True
     few = point.dtype == FAR_DTYPE and point.streams in (1, MANY_STREAMS)
     if name == "compile":

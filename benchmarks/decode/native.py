@@ -15,6 +15,7 @@ from benchmarks.decode.models import checkpoint, step_cost
 from benchmarks.decode.peers import PREFILL_TOKENS, Opened, Point, Steps, Unavailable
 from benchmarks.decode.roofline import ITEM_BYTES, Cost
 from benchmarks.decode.shapes import SIZES
+from model.architectures.config import Config, with_state_dtype
 from model.config import ModelConfig
 from model.native.runtime import Runtime, levels
 from model.weights import num_parameters
@@ -60,8 +61,12 @@ class Native(Steps):
     def make_runtime(self, point: Point) -> Runtime:
         """The model of ``point``, ready to run."""
         path = checkpoint(self.folder, SIZES[point.size], self._attention)
-        config = ModelConfig.load(path / "config.json")
+        config = self.config(path)
         return Runtime(config, read_weights(path), point.dtype, point.threads, self._level)
+
+    def config(self, path: Path) -> Config:
+        """Of the model in a folder."""
+        return ModelConfig.load(path / "config.json")
 
     def cost(self, item_bytes: float, rows: int, point: Point) -> Cost:
         """Of a step of ``rows`` tokens."""
@@ -99,3 +104,11 @@ class Native(Steps):
         self._pool[0] = 0
         ((token,),) = self._runtime.run(self._pool, [0], [0], [self._prompt], self._draws)
         assert token >= 0, token
+
+
+class Narrow(Native):
+    """The same with the sums of a state in bfloat16."""
+
+    def config(self, path: Path) -> Config:
+        """See `Native`."""
+        return with_state_dtype(super().config(path), "bfloat16")

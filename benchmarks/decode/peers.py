@@ -102,6 +102,7 @@ class Steps(ABC):
 CONTENDERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "gated": ("benchmarks.decode.native", "Native", ("gated",)),
     "elu": ("benchmarks.decode.native", "Native", ("elu",)),
+    "gated-narrow": ("benchmarks.decode.native", "Narrow", ("gated",)),
     "gated-v4dot": ("benchmarks.decode.native", "Native", ("gated", "v4dot")),
     "llama": ("benchmarks.decode.llama", "LlamaCpp", ("llama",)),
     "rwkv7": ("benchmarks.decode.llama", "LlamaCpp", ("rwkv7",)),
@@ -112,6 +113,8 @@ CONTENDERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 #: The first of ours is what peers are compared with.
 OURS = ("gated", "elu")
+#: The same with the sums of its states in bfloat16.
+NARROW = "gated-narrow"
 #: The same at a level that is not the best one of the processor: without AMX.
 LOWER_LEVEL = "gated-v4dot"
 NATIVE_PEERS = ("llama", "rwkv7")
@@ -120,6 +123,7 @@ NATIVE_PEERS = ("llama", "rwkv7")
 TITLES = {
     "gated": "ours, gated",
     "elu": "ours, elu",
+    NARROW: "ours, gated, sums in bfloat16",
     LOWER_LEVEL: "ours, gated, without AMX",
     "llama": "llama.cpp, Llama",
     "rwkv7": "llama.cpp, RWKV-7",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
 from model.files import ConfigError, read_json
-from model.tensor_spec import Shape, TensorSpec
+from model.tensor_spec import STATE_DTYPES, Shape, StateDType, TensorSpec
 
 #: Far above the sizes of published models; a damaged file must not make us allocate gigabytes.
 MAX_SIZE = 1 << 24
@@ -69,8 +70,12 @@ class Config(Protocol):
     def past(self) -> str:
         """What happens at the bound: see `model.architectures.hybrid`."""
 
+    @property
+    def state_dtype(self) -> StateDType:
+        """What a session's block has the sums of a state in, see `with_state_dtype`."""
+
     def layer_states(self) -> Sequence[Mapping[str, TensorSpec]]:
-        """The state tensors of each layer, in their order in a session's block.
+        """The state tensors of each layer as a step computes them, in their order in the block.
 
         Raises `ConfigError` where the state grows without a bound.
         """
@@ -88,12 +93,18 @@ class Config(Protocol):
         """Writes the JSON form. Raises OSError."""
 
 
+@dataclass(frozen=True)
 class JsonConfig:
-    """The JSON form of a config that is a dataclass: its fields and a ``model_type``."""
+    """The JSON form of a config that is a dataclass: its fields and a ``model_type``.
+
+    Without ``state_dtype``, which an operator chooses and no file of a model has.
+    """
 
     model_type: ClassVar[str]
     #: Fields written only where they are not the default: older files keep their bytes and digest.
     added_later: ClassVar[tuple[str, ...]] = ()
+
+    state_dtype: StateDType = dataclasses.field(default="float32", kw_only=True, repr=False)
 
     @property
     def context(self) -> int:
@@ -112,8 +123,9 @@ class JsonConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields plus ``model_type``, ready for JSON."""
-        values = dataclasses.asdict(self)  # type: ignore[call-overload]
-        for added in dataclasses.fields(self):  # type: ignore[arg-type]
+        values = dataclasses.asdict(self)
+        del values["state_dtype"]
+        for added in dataclasses.fields(self):
             if added.name in self.added_later and values[added.name] == added.default:
                 del values[added.name]
         return {"model_type": self.model_type, **values}
@@ -129,7 +141,7 @@ class JsonConfig:
         model_type = values.pop("model_type", None)
         if model_type != cls.model_type:
             raise ConfigError(f"model_type must be {cls.model_type!r}, not {model_type!r}")
-        fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+        fields = [field for field in dataclasses.fields(cls) if field.name != "state_dtype"]
         unknown = sorted(values.keys() - {field.name for field in fields})
         if unknown:
             raise ConfigError(f"unknown field {unknown[0]!r}")
@@ -146,6 +158,27 @@ class JsonConfig:
     def load(cls, path: Path) -> Self:
         """Reads ``config.json``; raises `ConfigError` where it is not one."""
         return cls.from_dict(read_json(path))
+
+
+def with_state_dtype(config: Config, dtype: StateDType) -> Config:
+    """``config`` with the sums of a session's state stored in ``dtype``.
+
+    Raises `ConfigError` for an unknown one, and for bfloat16 where a state has no sums.
+    """
+    if dtype not in STATE_DTYPES:
+        raise ConfigError(f"--state-dtype must be {' or '.join(STATE_DTYPES)}, not {dtype!r}")
+    if dtype == "bfloat16" and not has_sums(config):
+        raise ConfigError(
+            f"--state-dtype bfloat16 is for models with recurrent sums: a state of"
+            f" {config.attention} has none"
+        )
+    assert isinstance(config, JsonConfig), config
+    return dataclasses.replace(config, state_dtype=dtype)
+
+
+def has_sums(config: Config) -> bool:
+    """Whether a session's state has sums. Raises `ConfigError` where it grows without a bound."""
+    return any(spec.is_sum for layer in config.layer_states() for spec in layer.values())
 
 
 def check_positive(config: object, *names: str) -> None:

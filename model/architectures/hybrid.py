@@ -307,7 +307,7 @@ class HybridConfig(BoundedConfig):
         if "attention_layers" in chosen.get("attention_options", {}):
             return config
         usual = range(cls.interval - 1, config.num_hidden_layers, cls.interval)
-        return replace(config, attention_layers=tuple(usual))  # type: ignore[type-var]
+        return replace(config, attention_layers=tuple(usual))  # type: ignore[call-arg]
 
     def layer_states(self) -> list[dict[str, TensorSpec]]:
         """See `model.architectures.config.Config`."""

@@ -22,6 +22,7 @@ ModelState = tuple[State, ...]
 
 #: The dtypes of a `TensorSpec`.
 DTYPES = {
+    "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "float32": torch.float32,
     "float64": torch.float64,

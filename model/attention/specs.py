@@ -25,11 +25,17 @@ State = dict[str, TensorSpec]
 
 
 def _sums(config: AttentionConfig, features: int, dtype: DType = "float32") -> State:
-    return {"S": _per_head(config, features, config.head_dim, dtype=dtype)}
+    return {"S": _matrix(config, features, dtype)}
 
 
 def _per_head(config: AttentionConfig, *shape: int, dtype: DType = "float32") -> TensorSpec:
     return TensorSpec((config.num_attention_heads, *shape), dtype)
+
+
+def _matrix(config: AttentionConfig, features: int, dtype: DType = "float32") -> TensorSpec:
+    """A sum of products of features and values, [H, F, V]."""
+    shape = config.num_attention_heads, features, config.head_dim
+    return TensorSpec(shape, dtype, is_sum=True)
 
 
 def linear_state(config: AttentionConfig, options: Options) -> State:
@@ -77,13 +83,13 @@ def vq_state(config: AttentionConfig, options: Options) -> State:
         "code": TensorSpec((options["window"], heads), "int64"),
         "v": TensorSpec((options["window"], heads, dim)),
         "count": _per_head(config, num_codes, dtype="int64"),
-        "sum": _per_head(config, num_codes, dim, dtype="float64"),
+        "sum": _matrix(config, num_codes, "float64"),
     }
 
 
 def cosformer_state(config: AttentionConfig, options: Options) -> State:
     """S [H, 2K, V] and z [H, 2K] of this epoch and of the one before it."""
-    s = _per_head(config, 2 * config.head_dim, config.head_dim)
+    s = _matrix(config, 2 * config.head_dim)
     z = _per_head(config, 2 * config.head_dim)
     return {"S": s, "z": z, "S_before": s, "z_before": z}
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from model.architectures.config import Config
+from model.architectures.config import Config, with_state_dtype
 from model.files import open_file
-from model.state import StateLayout
+from model.state import StateLayout, stored_block
 from model.weights import Array, CheckpointError, StoredWeights
 from model.weights.safetensors import WeightFiles
 from model.weights.torch_file import TorchFile
@@ -50,7 +50,7 @@ def state_block(
     """The same of the tensors of a file called ``name``. Raises `CheckpointError`."""
     module, function = READERS[config.model_type]
     reader: Reader = getattr(import_module(module), function)
-    layout = StateLayout.of(config)
+    layout = StateLayout.of(with_state_dtype(config, "float32"))
     block = np.zeros(layout.num_bytes, np.uint8)
     tensors = reader(files, name, config)
     for layer, (views, given) in enumerate(zip(layout.views(block[None]), tensors, strict=True)):
@@ -58,7 +58,7 @@ def state_block(
             if not np.isfinite(values).all():
                 raise CheckpointError(f"{name}: the state of layer {layer} is not finite")
             views[key][0] = values.swapaxes(-1, -2) if transposed else values
-    return block
+    return stored_block(block, config)
 
 
 def describe_tuned_state(path: Path) -> dict[str, str]:

@@ -59,7 +59,8 @@ def native_options(config: Config, layout: StateLayout) -> Options:
     place = ARCHITECTURES[config.model_type].native
     assert place is not None, config.model_type
     options: Options = load_class(place)(config, layout)
-    return {**options, "fixed_bytes": layout.fixed_bytes}
+    rounds_sums = config.state_dtype == "bfloat16"
+    return {**options, "fixed_bytes": layout.fixed_bytes, "rounds_sums": rounds_sums}
 
 
 def rwkv7_options(config: Rwkv7Config, layout: StateLayout) -> Options:

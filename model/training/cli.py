@@ -323,6 +323,10 @@ def eval_command(
             help="Runtime of the model; auto is native if it is built and supports the model."
         ),
     ] = "auto",
+    state_dtype: Annotated[
+        Literal["float32", "bfloat16"],
+        typer.Option(help="Type of the sums in a state; bfloat16 is native only."),
+    ] = "float32",
     context: Annotated[
         int | None,
         typer.Option(
@@ -340,7 +344,7 @@ def eval_command(
 
     changes = lora_of(lora, lora_alpha)
     with errors_as_lines():
-        checkpoint = load_checkpoint(model, lora=changes)
+        checkpoint = load_checkpoint(model, lora=changes).with_state_dtype(state_dtype)
         checkpoint = bounded(checkpoint, Bound(context, past), EVAL_STATE_BYTES, num_sessions=1)
         ran_on, evaluate = _evaluator(checkpoint, backend, dtype, threads)
         results = [(path, evaluate(path, mode, window, max_bytes, half)) for path in data]
@@ -352,6 +356,7 @@ def eval_command(
             "window": window,
             "backend": ran_on,
             "dtype": dtype,
+            **({"state_dtype": state_dtype} if state_dtype != "float32" else {}),
             "bits_per_byte": round(result.bits_per_byte, 4),
             "perplexity": round(result.perplexity, 3),
             "tokens": result.num_tokens,
@@ -371,6 +376,9 @@ def _evaluator(
 
     if dtype in NATIVE_DTYPES and backend == "torch":
         raise NativeError(f"--dtype {dtype} needs the native runtime, not --backend torch")
+    rounds = checkpoint.config.state_dtype != "float32"
+    if rounds and backend == "torch":
+        raise NativeError("--state-dtype bfloat16 needs the native runtime, not --backend torch")
     if backend != "torch":
         from model.quantization import evaluate as native
 
@@ -379,7 +387,7 @@ def _evaluator(
             runtime = Runtime(checkpoint.config, weights, dtype, cores)
             return "native", partial(native.evaluate, runtime, checkpoint.tokenizer)
         except NativeError:
-            if backend == "native" or dtype in NATIVE_DTYPES:
+            if backend == "native" or dtype in NATIVE_DTYPES or rounds:
                 raise
     import torch
 

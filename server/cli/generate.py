@@ -17,6 +17,7 @@ from server.cli.options import (
     Dtype,
     Model,
     PastMode,
+    StateDtype,
     Threads,
     TokenizerFile,
     clear_errors,
@@ -72,6 +73,7 @@ def generate(
     backend: BackendName = "auto",
     threads: Threads = None,
     dtype: Dtype = "auto",
+    state_dtype: StateDtype = "float32",
     context: Context = None,
     past: PastMode = "stop",
 ) -> None:
@@ -100,7 +102,7 @@ def generate(
 
     try:
         with clear_errors():
-            checkpoint = load_model(model, tokenizer, changes)
+            checkpoint = load_model(model, tokenizer, changes).with_state_dtype(state_dtype)
             checkpoint = bounded(checkpoint, Bound(context, past), num_sessions=1)
             opened = open_backend(checkpoint, backend, dtype, threads)
             sampling = with_defaults(**{**checkpoint.sampling, **given})

@@ -15,7 +15,7 @@ from model.hub.on_disk import num_bytes
 from model.state import StateLayout, kv_cache_bytes_per_token
 from model.tensor_spec import POSITION_BLOCK
 from model.weights import StoredWeights, num_parameters
-from server.cli.options import Context, PastMode, TokenizerFile, clear_errors
+from server.cli.options import Context, PastMode, StateDtype, TokenizerFile, clear_errors
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -44,6 +44,7 @@ def inspect(
     tokenizer: TokenizerFile = None,
     lora: LoraFiles = None,
     lora_alpha: LoraAlpha = None,
+    state_dtype: StateDtype = "float32",
     context: Context = None,
     past: PastMode = "stop",
 ) -> None:
@@ -58,7 +59,7 @@ def inspect(
     console, source = Console(), model or str(DEFAULT_MODEL)
     with clear_errors():
         checkpoint = load_checkpoint(source, tokenizer=tokenizer, lora=lora_of(lora, lora_alpha))
-        checkpoint = bounded(checkpoint, Bound(context, past))
+        checkpoint = bounded(checkpoint.with_state_dtype(state_dtype), Bound(context, past))
         console.print(_model_table(checkpoint, num_bytes(locate(source))))
         console.print(_memory_table(checkpoint))
 
@@ -80,7 +81,7 @@ def _model_table(checkpoint: Checkpoint, stored_bytes: int) -> Table:
         ("weights stored", _stored(checkpoint, stored_bytes)),
         ("weights in memory", _served(num_parameters(config))),
         *_bound_rows(config),
-        ("state of a session", f"{state_bytes:,} bytes"),
+        ("state of a session", f"{state_bytes:,} bytes{_sums(config)}"),
         ("sessions per GiB", f"{GIB // state_bytes:,}" if state_bytes else "any number"),
         ("tokenizer", f"{tokenizer.kind}, {tokenizer.vocab_size:,} ids"),
         ("chat template", _template(checkpoint.chat_template)),
@@ -105,6 +106,10 @@ def _bound_rows(config: Config) -> list[tuple[str, str]]:
         ("fixed state", f"{layout.fixed_bytes:,} bytes"),
         ("state per token", f"{layout.group_bytes // POSITION_BLOCK:,} bytes"),
     ]
+
+
+def _sums(config: Config) -> str:
+    return "" if config.state_dtype == "float32" else f", sums in {config.state_dtype}"
 
 
 def _template(template: ChatTemplate) -> str:

@@ -24,6 +24,10 @@ Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "int8", "int4"],
     typer.Option("--dtype", help="Type of the weights."),
 ]
+StateDtype = Annotated[
+    Literal["float32", "bfloat16"],
+    typer.Option("--state-dtype", help="Type of the sums in a session's state."),
+]
 Model = Annotated[
     str | None,
     typer.Option(

@@ -169,6 +169,7 @@ FLAGS: tuple[tuple[str, Any, str], ...] = (
     ("backend", str, "Runtime of the model: auto, native or torch [auto]."),
     ("threads", int, "Number of threads of the model [all cores, or 1 on torch]."),
     ("dtype", str, "Type of the weights: auto, float32, bfloat16, int8 or int4 [auto]."),
+    ("state_dtype", str, "Type of the sums in a session's state: float32 or bfloat16 [float32]."),
     ("speculation", str, "Several tokens a step where drafts pay: auto or off [auto]."),
     ("draft_model", str, "Small model with the same vocabulary that drafts, given as --model is."),
     ("reasoning", str, "Thinking in chats: on, off, template, or its maximum tokens [by model]."),

@@ -19,6 +19,7 @@ from server.cli.options import (
     Dtype,
     Model,
     PastMode,
+    StateDtype,
     Threads,
     TokenizerFile,
     clear_errors,
@@ -53,12 +54,13 @@ def make_command(
     backend: BackendName = "auto",
     threads: Threads = None,
     dtype: Dtype = "auto",
+    state_dtype: StateDtype = "float32",
     context: Context = None,
     past: PastMode = "stop",
 ) -> None:
     """Read a prompt and write the state after it to a file.
 
-    ``everstream serve --state`` loads it, on the same backend and with the same dtype.
+    ``everstream serve --state`` loads it, on the same backend and with the same dtypes.
     """
     from model.bounds import Bound, bounded
     from server.models.build import load_model, read_state
@@ -71,7 +73,7 @@ def make_command(
         raise typer.BadParameter("give --prompt, --prompt-file or --tuned")
     state, changes = None, lora_of(lora, lora_alpha)
     with clear_errors():
-        checkpoint = load_model(model, tokenizer, changes)
+        checkpoint = load_model(model, tokenizer, changes).with_state_dtype(state_dtype)
         checkpoint = bounded(checkpoint, Bound(context, past), num_sessions=1)
         opened = open_backend(checkpoint, backend, dtype, threads)
         identity = identity_of(checkpoint, opened)
@@ -119,6 +121,7 @@ def _rows(data: bytes) -> dict[str, str]:
         "tokenizer": identity.tokenizer,
         "backend": identity.backend,
         "dtype": identity.dtype,
+        "state dtype": identity.state_dtype,
         "text": _shown(state),
     }
 

@@ -253,6 +253,8 @@ class ServerConfig(BaseModel):
     #: None leaves the number to the backend.
     threads: int | None = Field(default=None, ge=1)
     dtype: Literal["auto", "float32", "bfloat16", "int8", "int4"] = "auto"
+    #: Of the sums in a session's state: "bfloat16" halves them.
+    state_dtype: Literal["float32", "bfloat16"] = "float32"
 
     #: "auto" drafts tokens where that makes a stream faster; the text is the same.
     speculation: Literal["auto", "off"] = "auto"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.architectures.network import ModelState, Network
-from model.state_tensors import state_views
+from model.state_tensors import rounded, rounded_fields, state_views, widened
 from server.engine.runner import (
     HIDDEN_UNIT,
     NOT_FINITE,
@@ -454,7 +454,8 @@ def _top_choices(weights: Tensor, threshold: float) -> Tensor:
 # logits run in batches of a few sizes, all rows of which get the same bits: see
 # `server.engine.torch_runner`, which finds them at start. A chunk has a call of its
 # own, and the same shapes always. Chunks and single steps agree up to rounding only,
-# so prompts are cut on a grid.
+# so prompts are cut on a grid. Where sums are stored in bfloat16 each token rounds them, so the
+# tokens of a chunk are steps.
 
 
 #: Chunk sizes of prompts, each a multiple of the next.
@@ -484,6 +485,7 @@ class TorchRunner:
         self._num_ids, self._num_slots = num_ids, pool.num_slots
         self._model = model
         self._views = state_views(pool.layout, torch.from_numpy(pool.blocks))
+        self._rounded = rounded_fields(pool.layout)
         self.row_sizes = row_sizes(model)
 
     def prepare(self, params: SamplingParams) -> SamplingParams:
@@ -582,9 +584,26 @@ class TorchRunner:
         """The hidden states after each token of ``feed``, [T, D]; its new state to ``changes``."""
         slot, position = torch.tensor([feed.slot]), torch.tensor([feed.position])
         tokens = torch.tensor([list(feed.tokens)])
+        if self._rounded:
+            return self._steps(slot, tokens[0], position, changes)
         hidden, state = self._model.hidden_chunk(tokens, self._gather(slot), position)
         changes.append((slot, state))
         return hidden[0]
+
+    def _steps(
+        self, slot: Tensor, tokens: Tensor, position: Tensor, changes: list[Change]
+    ) -> Tensor:
+        """As `_chunk`, one token after the other, in a batch that has the row in every place."""
+        (size,) = batches(1, self.row_sizes)
+        state, hidden = self._gather(slot.expand(size)), []
+        for i, token in enumerate(tokens):
+            at = (position + i).expand(size)
+            x, state = self._model.hidden_step(token.expand(size), state, at)
+            stored = rounded(self._rounded, state, at)
+            state = widened(self._rounded, stored)
+            hidden.append(x[0])
+        changes.append((slot, stored))
+        return torch.stack(hidden)
 
     def _step(self, forward: Forward, feeds: list[Feed], changes: list[Change]) -> Tensor:
         """``forward`` over all slots, [B, ...]; their new states to ``changes``."""
@@ -594,6 +613,8 @@ class TorchRunner:
         outputs = []
         for rows, num in self._batches(len(feeds)):
             output, state = forward(tokens[rows], self._gather(slots[rows]), positions[rows])
+            if self._rounded:
+                state = rounded(self._rounded, state, positions[rows])
             changes.append((slots[rows[:num]], state))
             outputs.append(output[:num])
         return torch.cat(outputs)
@@ -616,10 +637,11 @@ class TorchRunner:
             start += size
 
     def _gather(self, slots: Tensor) -> ModelState:
-        """A copy of the states of ``slots`` [B] int64."""
-        return tuple(
+        """A copy of the states of ``slots`` [B] int64, as a step computes them."""
+        stored = tuple(
             {n: t.index_select(0, slots) for n, t in layer.items()} for layer in self._views
         )
+        return widened(self._rounded, stored)
 
     def _commit(self, changes: list[Change]) -> None:
         """Writes them into the pool."""

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from model.architectures.config import Config
+from model.architectures.config import Config, has_sums
 from model.bounds import Bound, bounded, state_memory
 from model.bundled_models import DEFAULT_MODEL
 from model.checkpoint import Checkpoint, CheckpointError, load_checkpoint
@@ -19,7 +19,7 @@ from model.checkpoint_files import NO_LORA, Lora
 from model.config import ConfigError
 from model.files import open_file
 from model.foreign.tuned_states import read_tuned_state
-from model.state import StateLayout, kv_cache_bytes_per_token
+from model.state import StateLayout, kv_cache_bytes_per_token, stored_block
 from model.tensor_spec import POSITION_BLOCK
 from model.tokenizer import TokenizerError
 from model.weights import num_parameters
@@ -250,7 +250,10 @@ class ModelBuilder:
         """The checkpoint at ``source``. Raises `ModelBroken`."""
         try:
             checkpoint = load_model(source.source, source.tokenizer, source.lora)
-            if not checkpoint.config.context and len(self._config.model) > 1:
+            is_one, dtype = len(self._config.model) == 1, self._config.state_dtype
+            if dtype != "float32" and (is_one or has_sums(checkpoint.config)):
+                checkpoint = checkpoint.with_state_dtype(dtype)
+            if not checkpoint.config.context and not is_one:
                 return checkpoint  # the bound is that of others
             return bounded(checkpoint, *_room(self._config))
         except (CheckpointError, ConfigError, TokenizerError, OSError) as error:
@@ -374,7 +377,13 @@ def build_models(
         versions.append(builder.build(source, builder.read(source), taken, Metrics()))
     if Bound(config.context, config.past) and not any(v.service.model.context for v in versions):
         raise ModelBroken("--context and --past are for models with attention layers: none has any")
+    if config.state_dtype != "float32" and not any(_is_rounded(v) for v in versions):
+        raise ModelBroken("--state-dtype bfloat16 is for models with recurrent sums: none has any")
     return Models(versions, config.continue_on_start), builder
+
+
+def _is_rounded(version: Version) -> bool:
+    return any(tensor.dtype == "bfloat16" for tensor in version.service.model.state)
 
 
 def _room(config: ServerConfig) -> tuple[Bound, int | None, int | None]:
@@ -396,7 +405,8 @@ def _fixed_states(
     """The state that is merged into a model, and what ``--state`` names. Raises `ModelBroken`."""
     found = {}
     if checkpoint.tuned_state is not None:
-        found[MERGED_STATE] = tuned_state(StateBlock(checkpoint.tuned_state.data))
+        merged = stored_block(checkpoint.tuned_state, checkpoint.config)
+        found[MERGED_STATE] = tuned_state(StateBlock(merged.data))
     for name, (path, transposed) in config.states_of(model).items():
         try:
             found[name] = read_state(path, identity, checkpoint.config, transposed)

@@ -190,6 +190,7 @@ def identity_of(checkpoint: Checkpoint, backend: Backend) -> Identity:
         tokenizer=checkpoint.tokenizer.digest,
         backend=backend.name,
         dtype=backend.held,
+        state_dtype=config.state_dtype,
         state_bytes=layout.fixed_bytes,
         layout=hashlib.sha256(repr(shapes).encode()).hexdigest(),
         group_bytes=layout.group_bytes,

@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Protocol
 
@@ -259,15 +259,17 @@ NUMBERS = ("state_bytes", "group_bytes", "context")
 class Identity:
     """What a state belongs to: a session continues from it only if its `labels` are equal.
 
-    ``layout`` is a digest of the shapes and order of the parts of a state. Without a past it has
-    ``state_bytes`` bytes. One with a bounded past of ``context`` positions has ``group_bytes``
-    more for each `POSITION_BLOCK` of them that it has seen.
+    ``dtype`` is that of the weights, ``state_dtype`` that of the sums in a state. ``layout`` is a
+    digest of the shapes and order of the parts of a state. Without a past it has ``state_bytes``
+    bytes. One with a bounded past of ``context`` positions has ``group_bytes`` more for each
+    `POSITION_BLOCK` of them that it has seen.
     """
 
     model: str
     tokenizer: str
     backend: str
     dtype: str
+    state_dtype: str = field(default="float32", kw_only=True)
     state_bytes: int
     layout: str
     group_bytes: int = 0
@@ -285,6 +287,8 @@ class Identity:
             del named["group_bytes"]
         if self.past == "stop":
             del named["past"], named["context"]
+        if self.state_dtype == "float32":
+            del named["state_dtype"]
         return named
 
     @classmethod

@@ -29,6 +29,8 @@ FORMAT = "everstream-state-1"
 _TENSOR = "state"
 #: The names of all labels.
 LABELS = tuple(field.name for field in dataclasses.fields(Identity))
+#: What labels are that are not there.
+UNSTATED = {"state_dtype": "float32"}
 #: No header of ours is longer, whatever a file says about itself.
 _MAX_HEADER_BYTES = 64 << 20
 
@@ -73,7 +75,8 @@ def check_identity(about: Mapping[str, Any], identity: Identity, what: str = "se
     """Raises `SnapshotMismatch`, naming the first field of ``what`` that differs."""
     ours = identity.labels
     for name in LABELS:
-        here, there = ours.get(name), about.get(name)
+        default = UNSTATED.get(name)
+        here, there = ours.get(name, default), about.get(name, default)
         if there != here:
             raise SnapshotMismatch(
                 f"the {what} belongs to another {name}: {str(there or 'none')[:64]},"

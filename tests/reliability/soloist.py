@@ -8,6 +8,7 @@ from typing import Any
 
 from model.bundled_models import DEFAULT_MODEL
 from model.checkpoint import load_checkpoint
+from model.tensor_spec import StateDType
 from server.engine.engine import EngineConfig
 from server.engine.sampling import with_defaults
 from server.engine.types import Request
@@ -20,8 +21,9 @@ from tests.tiny import solo, tokens_of
 class Soloist:
     """Runs generations one by one, in this process, as no server has ever seen them."""
 
-    def __init__(self, model: Path | None = None) -> None:
-        backend = open_backend(load_checkpoint(model or DEFAULT_MODEL), "native", threads=1)
+    def __init__(self, model: Path | None = None, state_dtype: StateDType = "float32") -> None:
+        checkpoint = load_checkpoint(model or DEFAULT_MODEL).with_state_dtype(state_dtype)
+        backend = open_backend(checkpoint, "native", threads=1)
         limits = EngineConfig(new_id=lambda: "solo", max_running=1, max_waiting=1)
         self._tokenizer = backend.tokenizer
         self._engine = backend.engine(1, limits)
@@ -38,10 +40,14 @@ class Soloist:
 
 
 def check_alone(
-    streams: Iterable[KeptStream], history: History, log: Log, model: Path | None
+    streams: Iterable[KeptStream],
+    history: History,
+    log: Log,
+    model: Path | None,
+    state_dtype: StateDType = "float32",
 ) -> None:
     """The readers have all of the log, and each stream equals one that runs alone."""
-    soloist = Soloist(model)
+    soloist = Soloist(model, state_dtype)
     history.check(log, decode=soloist.text)
     for stream in streams:
         body = stream.body

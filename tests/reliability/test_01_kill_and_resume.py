@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from model.tensor_spec import StateDType
 from tests.chaos.report import as_markdown
 from tests.chaos.run import Plan, chaos
 from tests.chosen_model import served_model
@@ -79,6 +80,7 @@ async def prove(
     *flags: str,
     program: tuple[str, ...] = EVERSTREAM,
     counts: Counter[str] | None = None,
+    state_dtype: StateDType = "float32",
     **sampling: Any,
 ) -> None:
     history, odometer = History(), Odometer()
@@ -89,7 +91,7 @@ async def prove(
     ]
     where = () if model is None else ("--model", str(model))
     environment = {"EVERSTREAM_SAVE_INTERVAL_TOKENS": "64"}
-    flags = ("--store", str(store), *where, *flags)
+    flags = ("--store", str(store), "--state-dtype", state_dtype, *where, *flags)
     with ServerProcess(*flags, program=program, environment=environment) as server:
         await survive(server, streams, odometer, form.kills(seed), counts)
         assert {stream.ends[-1] for stream in streams} == {"finished"}
@@ -99,7 +101,7 @@ async def prove(
     kept = log_of_store(store, model)
     assert told == kept
     assert len(kept) == form.num_sessions, "a session was begun twice"
-    check_alone(streams, history, kept, model)
+    check_alone(streams, history, kept, model, state_dtype)
 
 
 @pytest.mark.timeout(1800)
@@ -118,6 +120,14 @@ async def test_every_transcript_of_the_bundled_model_is_whole_after_kills(
 ) -> None:
     form = Form(10, 24, 600) if long else Form(2, 6, 200)
     await prove(form, 2, tmp_path / "store", None)
+
+
+@needs_native
+async def test_every_transcript_is_whole_after_kills_where_states_are_rounded(
+    tmp_path: Path,
+) -> None:
+    model = served_model(tmp_path / "model")
+    await prove(Form(3, 8, 200), 4, tmp_path / "store", model, state_dtype="bfloat16")
 
 
 @needs_native

@@ -90,7 +90,7 @@ class Arwkv7Config(JsonConfig):
         """S [H, N, N] as [key, value], and the last input of the token shift [D]."""
         heads, dim = self.num_attention_heads, self.head_dim
         layer = {
-            "S": TensorSpec((heads, dim, dim)),
+            "S": TensorSpec((heads, dim, dim), is_sum=True),
             "time_shift": TensorSpec((self.hidden_size,)),
         }
         return [layer] * self.num_hidden_layers

@@ -57,7 +57,7 @@ class LayerPlan:
 
     def far_state(self, num_kv_heads: int, head_dim: int) -> dict[str, TensorSpec]:
         """S, and z where there is a sum of the features alone."""
-        sums = TensorSpec((num_kv_heads, self.features, head_dim))
+        sums = TensorSpec((num_kv_heads, self.features, head_dim), is_sum=True)
         if self.far == "none":
             return {}
         if self.far == "delta":

@@ -101,7 +101,7 @@ class MambaConfig(JsonConfig):
         inner = self.inner_size
         layer = {
             "conv": TensorSpec((self.conv_size - 1, inner)),
-            "S": TensorSpec((self.state_size, inner)),
+            "S": TensorSpec((self.state_size, inner), is_sum=True),
         }
         return [layer] * self.num_hidden_layers
 
@@ -224,7 +224,7 @@ class Mamba2Config(JsonConfig):
         heads, dim = self.num_attention_heads, self.head_dim
         return {
             "conv": TensorSpec((self.conv_size - 1, self.conv_channels)),
-            "S": TensorSpec((heads, self.state_size, dim)),
+            "S": TensorSpec((heads, self.state_size, dim), is_sum=True),
         }
 
     def weight_shapes(self) -> dict[str, Shape]:

@@ -79,7 +79,10 @@ class Qwen35Config(HybridConfig):
     def other_state(self) -> dict[str, TensorSpec]:
         """The last inputs of the convolution [W - 1, C], oldest first, and S [Hv, K, V]."""
         sums = (self.num_value_heads, self.key_head_dim, self.value_head_dim)
-        return {"conv": TensorSpec((self.conv_size - 1, self.conv_channels)), "S": TensorSpec(sums)}
+        return {
+            "conv": TensorSpec((self.conv_size - 1, self.conv_channels)),
+            "S": TensorSpec(sums, is_sum=True),
+        }
 
     def other_shapes(self) -> dict[str, Shape]:
         """Of a gated delta net; rows of ``qkv`` are q, then k, then v."""

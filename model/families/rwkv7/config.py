@@ -122,7 +122,8 @@ class Rwkv7Config(JsonConfig):
     def layer_states(self) -> Sequence[dict[str, TensorSpec]]:
         """S [H, N, N] as [key, value], and the last input of either token shift [D]."""
         heads, dim, shift = self.num_attention_heads, self.head_dim, TensorSpec((self.hidden_size,))
-        layer = {"S": TensorSpec((heads, dim, dim)), "time_shift": shift, "channel_shift": shift}
+        sums = TensorSpec((heads, dim, dim), is_sum=True)
+        layer = {"S": sums, "time_shift": shift, "channel_shift": shift}
         return [layer] * self.num_hidden_layers
 
     def weight_shapes(self) -> dict[str, Shape]:

@@ -1,4 +1,7 @@
-"""Sessions of other architectures keep every promise that those of our own block keep."""
+"""Sessions of other architectures keep every promise that those of our own block keep.
+
+So do those whose sums are in bfloat16.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ MakeEngine = Callable[..., Engine]
 PROMPT = tuple(range(1, 150))  # with the start token two chunks of the grid and a rest
 
 
-@pytest.fixture(params=tiny.ARCHITECTURES)
+NARROW = ("elu", "gated", "delta", "rwkv7", "mamba2", "llama-windows")
+
+
+@pytest.fixture(params=[*tiny.ARCHITECTURES, *(name + tiny.ROUNDED for name in NARROW)])
 def architecture(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

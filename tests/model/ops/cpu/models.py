@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.architectures.config import Config
+from model.architectures.config import Config, with_state_dtype
 from model.attention import MECHANISMS, spec_of
 from model.attention.base import State
 from model.block import Block
@@ -44,6 +44,8 @@ SERVED = [
     *("rwkv7", "arwkv7", "qwen35", "lfm2", "lfm3", "llama", "llama-windows"),
     *("granite", "nemotron", "falcon-h1", *MAMBA),
 ]
+#: The end of a name of those with sums in their states: these are in bfloat16.
+ROUNDED = "+bfloat16"
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,10 @@ def small_weights(attention: str) -> tuple[ModelConfig, dict[str, npt.NDArray[np
 
 @cache
 def small_model(name: str) -> tuple[Config, dict[str, npt.NDArray[np.float32]]]:
-    """See `small_weights`; or a small model of another architecture."""
+    """See `small_weights`; or a small model of another architecture, or one that is `ROUNDED`."""
+    if name.endswith(ROUNDED):
+        config, weights = small_model(name.removesuffix(ROUNDED))
+        return with_state_dtype(config, "bfloat16"), weights
     if name == "rwkv7":
         shape = SHAPES["odd"]
         return shape.config, our_weights(shape, published(shape))

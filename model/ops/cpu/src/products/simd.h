@@ -142,10 +142,20 @@ struct I {
     }
     void store(int32_t* p) const { _mm512_storeu_si512(p, v); }
     F to_float() const { return {_mm512_cvtepi32_ps(v)}; }
+    static I set(uint32_t x) { return {_mm512_set1_epi32(int(x))}; }
+    // The bits of floats, and back.
+    static I bits_of(F x) { return {_mm512_castps_si512(x.v)}; }
+    F as_float() const { return {_mm512_castsi512_ps(v)}; }
+    // The upper 16 bits of each lane as a number of 0 to 65535, and to memory.
+    I high() const { return {_mm512_srli_epi32(v, 16)}; }
+    void store_high(uint16_t* p) const {
+        _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(high().v));
+    }
 };
 inline I operator+(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline I operator-(I a, I b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 inline I operator|(I a, I b) { return {_mm512_or_si512(a.v, b.v)}; }
+inline I operator^(I a, I b) { return {_mm512_xor_si512(a.v, b.v)}; }
 inline I operator*(I a, I b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 // sum + the two products of 16-bit numbers in each lane.
 inline I dot_pairs(I sum, I a, I b) {
@@ -254,10 +264,20 @@ struct I {
     }
     void store(int32_t* p) const { _mm256_storeu_si256((__m256i*)p, v); }
     F to_float() const { return {_mm256_cvtepi32_ps(v)}; }
+    static I set(uint32_t x) { return {_mm256_set1_epi32(int(x))}; }
+    static I bits_of(F x) { return {_mm256_castps_si256(x.v)}; }
+    F as_float() const { return {_mm256_castsi256_ps(v)}; }
+    I high() const { return {_mm256_srli_epi32(v, 16)}; }
+    void store_high(uint16_t* p) const {
+        const __m256i bits = high().v;
+        const __m128i low = _mm256_castsi256_si128(bits), upper = _mm256_extracti128_si256(bits, 1);
+        _mm_storeu_si128((__m128i*)p, _mm_packus_epi32(low, upper));
+    }
 };
 inline I operator+(I a, I b) { return {_mm256_add_epi32(a.v, b.v)}; }
 inline I operator-(I a, I b) { return {_mm256_sub_epi32(a.v, b.v)}; }
 inline I operator|(I a, I b) { return {_mm256_or_si256(a.v, b.v)}; }
+inline I operator^(I a, I b) { return {_mm256_xor_si256(a.v, b.v)}; }
 inline I operator*(I a, I b) { return {_mm256_mullo_epi32(a.v, b.v)}; }
 inline I dot_pairs(I sum, I a, I b) {
     return {_mm256_add_epi32(sum.v, _mm256_madd_epi16(a.v, b.v))};
@@ -371,10 +391,19 @@ struct I {
     }
     void store(int32_t* p) const { _mm_storeu_si128((__m128i*)p, v); }
     F to_float() const { return {_mm_cvtepi32_ps(v)}; }
+    static I set(uint32_t x) { return {_mm_set1_epi32(int(x))}; }
+    static I bits_of(F x) { return {_mm_castps_si128(x.v)}; }
+    F as_float() const { return {_mm_castsi128_ps(v)}; }
+    I high() const { return {_mm_srli_epi32(v, 16)}; }
+    void store_high(uint16_t* p) const {
+        const __m128i bits = high().v;
+        _mm_storel_epi64((__m128i*)p, _mm_packus_epi32(bits, bits));
+    }
 };
 inline I operator+(I a, I b) { return {_mm_add_epi32(a.v, b.v)}; }
 inline I operator-(I a, I b) { return {_mm_sub_epi32(a.v, b.v)}; }
 inline I operator|(I a, I b) { return {_mm_or_si128(a.v, b.v)}; }
+inline I operator^(I a, I b) { return {_mm_xor_si128(a.v, b.v)}; }
 inline I operator*(I a, I b) { return {_mm_mullo_epi32(a.v, b.v)}; }
 inline I dot_pairs(I sum, I a, I b) {
     return {_mm_add_epi32(sum.v, _mm_madd_epi16(a.v, b.v))};
@@ -484,10 +513,18 @@ struct I {
     }
     void store(int32_t* p) const { vst1q_s32(p, v); }
     F to_float() const { return {vcvtq_f32_s32(v)}; }
+    static I set(uint32_t x) { return {vdupq_n_s32(int32_t(x))}; }
+    static I bits_of(F x) { return {vreinterpretq_s32_f32(x.v)}; }
+    F as_float() const { return {vreinterpretq_f32_s32(v)}; }
+    I high() const {
+        return {vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(v), 16))};
+    }
+    void store_high(uint16_t* p) const { vst1_u16(p, vshrn_n_u32(vreinterpretq_u32_s32(v), 16)); }
 };
 inline I operator+(I a, I b) { return {vaddq_s32(a.v, b.v)}; }
 inline I operator-(I a, I b) { return {vsubq_s32(a.v, b.v)}; }
 inline I operator|(I a, I b) { return {vorrq_s32(a.v, b.v)}; }
+inline I operator^(I a, I b) { return {veorq_s32(a.v, b.v)}; }
 inline I operator*(I a, I b) { return {vmulq_s32(a.v, b.v)}; }
 inline I dot_pairs(I sum, I a, I b) {
     const int16x8_t x = vreinterpretq_s16_s32(a.v), y = vreinterpretq_s16_s32(b.v);

@@ -51,6 +51,7 @@ void read_beginning(Model& m, const Options& options, Packer& packer, Precision 
     m.eps = float(options.number("eps"));
     m.state_bytes = size_t(options.number("state_bytes"));
     m.fixed_bytes = size_t(options.number("fixed_bytes"));
+    m.rounds_sums = options.integer("rounds_sums") != 0;
     m.embedding = packer.table("embedding.weight", precision);
     m.vocab_size = m.embedding.n, m.hidden = m.embedding.k;
 }

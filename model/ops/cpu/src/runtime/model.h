@@ -72,7 +72,13 @@ struct Model {
     Matrix head;
     size_t state_bytes = 0;
     size_t fixed_bytes = 0;  // of these, what does not hold a past
+    bool rounds_sums = false;  // whether a state has its sums in bfloat16: see sums.h
     int64_t max_positions = 0;  // of a text whose past is bounded and does not slide; 0: no bound
+
+    // Of a sum in a state's block; `computed` are those that a step has.
+    size_t sum_bytes(size_t count, size_t computed = sizeof(float)) const {
+        return count * (rounds_sums ? sizeof(uint16_t) : computed);
+    }
 };
 
 }  // namespace everstream

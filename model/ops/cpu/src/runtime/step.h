@@ -4,6 +4,7 @@
 #include "runtime/kernels.h"
 #include "products/matmul.h"
 #include "products/tiles.h"
+#include "runtime/sums.h"
 #include "runtime/token_kernels.h"
 
 namespace everstream {

@@ -37,10 +37,37 @@ struct Head {
     char* state;
     int h;
     HeadScratch& s;
+    const Rounded* rounded;  // how a token rounds the sums; null where they are as computed
 
     template <class T>
     T* at(size_t offset, size_t stride) const {
         return (T*)(state + offset) + size_t(h) * stride;
+    }
+    // The head's part of sums from byte `offset` on.
+    char* sums(size_t offset) const {
+        return state + offset + size_t(h) * m.sum_bytes(size_t(m.sum_count()), m.sum_number());
+    }
+    // Calls `use(how, S)`: how sums at `at` are kept, and where; E says it of those that are as computed.
+    template <class E, class Use>
+    void with(char* at, Use use) const {
+        if (rounded)
+            use(*rounded, (Rounded::T*)at);
+        else
+            use(E(), (typename E::T*)at);
+    }
+    template <class E>
+    void update_read(
+        const float* q, const float* k, const float* v, const typename E::Number* decay,
+        float* num) const {
+        with<E>(sums(l.state.S), [&](const auto& e, auto* S) {
+            EVERSTREAM_LEVEL::update_read(e, S, m.num_features, m.value, q, k, v, decay, num);
+        });
+    }
+    template <class E>
+    void read(size_t offset, const float* q, float* num) const {
+        with<E>(sums(offset), [&](const auto& e, auto* S) {
+            EVERSTREAM_LEVEL::read<false>(e, S, m.num_features, m.value, q, 0.0f, num);
+        });
     }
 };
 
@@ -119,8 +146,7 @@ inline void linear_token(const Head& x, const Token& t, float* o) {
         rotate(q, t.cos, t.sin, n / 2);
         rotate(k, t.cos, t.sin, n / 2);
     }
-    double* S = x.at<double>(x.l.state.S, size_t(n) * m.value);
-    update_read<Double>(S, n, m.value, q, k, x.s.v, nullptr, o);
+    x.update_read<Double>(q, k, x.s.v, nullptr, o);
     divide(o, den, m.value);
 }
 
@@ -192,8 +218,7 @@ inline Far exponential_update_read(const Head& x, float* log_q, float* log_k, co
     const float scale = scale_query(log_q, maximum, n);
     update_normalizer(z, log_k, decay, n, x.s.c);
     const float den = dot(log_q, x.s.c, n);
-    double* S = x.at<double>(x.l.state.S, size_t(n) * m.value);
-    update_read<Double>(S, n, m.value, log_q, log_k, v, decay, num);
+    x.update_read<Double>(log_q, log_k, v, decay, num);
     return {scale, den};
 }
 
@@ -217,8 +242,7 @@ inline void efficient_token(const Head& x, const Token& t, float* o) {
     update_normalizer(z, x.s.k, decay, n, x.s.c);
     softmax(x.s.q, n);
     map(x.s.q, x.s.q, x.s.c, n, [](F a, F b) { return a / b; });
-    double* S = x.at<double>(x.l.state.S, size_t(n) * m.value);
-    update_read<Double>(S, n, m.value, x.s.q, x.s.k, x.s.v, decay, o);
+    x.update_read<Double>(x.s.q, x.s.k, x.s.v, decay, o);
 }
 
 // A window of exact weights and sums of what left it, under one denominator (model/ops/window.py).
@@ -307,7 +331,6 @@ inline void vq_token(const Head& x, const Token& t, float* o) {
     const float* book_bias = x.l.feature_bias + size_t(x.h) * C;
     int64_t *codes = x.at<int64_t>(x.l.state.code, 1), *count = x.at<int64_t>(x.l.state.count, C);
     float* ring_v = x.at<float>(x.l.state.v, m.value);
-    double* sums = x.at<double>(x.l.state.sum, size_t(C) * m.value);
     const size_t v_stride = size_t(m.num_heads) * m.value;
     if (!codes_are_sound(codes, m.window, size_t(m.num_heads), C)) {
         for (int i = 0; i < m.value; i++) o[i] = NAN;
@@ -324,8 +347,10 @@ inline void vq_token(const Head& x, const Token& t, float* o) {
     if (leaves) {
         const int64_t old = codes[0];
         count[old] = int64_t(uint64_t(count[old]) + 1);  // a count from outside may overflow
-        double* row = sums + size_t(old) * m.value;
-        for (int i = 0; i < m.value; i++) row[i] += double(ring_v[i]);
+        x.with<Double>(x.sums(x.l.state.S), [&](const auto& e, auto* S) {
+            auto* row = S + size_t(old) * m.value;
+            for (int i = 0; i < m.value; i++) e.put(e.one(row + i) + ring_v[i], row + i);
+        });
     }
     shift_in(codes, m.window, size_t(m.num_heads), &code, 1);
     shift_in(ring_v, m.window, v_stride, x.s.v, m.value);
@@ -343,7 +368,7 @@ inline void vq_token(const Head& x, const Token& t, float* o) {
     map(log_q, log_q, C, [by](F a) { return exp(a - by); });
     for (int c = 0; c < C; c++) x.s.c[c] = count[c] < 0 ? NAN : float(count[c]);
     far.den = dot(log_q, x.s.c, C);
-    read<Double>(sums, C, m.value, log_q, 0.0f, x.s.b);
+    x.read<Double>(x.l.state.S, log_q, x.s.b);
     join(o, near, x.s.b, far, m.value);
 }
 
@@ -351,15 +376,15 @@ inline void vq_token(const Head& x, const Token& t, float* o) {
 inline void cosformer_token(const Head& x, const Token& t, float* o) {
     const BlockModel& m = x.m;
     const int K = m.key, n = 2 * K, V = m.value;
-    float *S = x.at<float>(x.l.state.S, size_t(n) * V), *z = x.at<float>(x.l.state.z, n);
-    float* S_before = x.at<float>(x.l.state.S_before, size_t(n) * V);
-    float* z_before = x.at<float>(x.l.state.z_before, n);
+    float *z = x.at<float>(x.l.state.z, n), *z_before = x.at<float>(x.l.state.z_before, n);
     load_heads(x, t, 1.0f);
     const int64_t last_seen = t.position > 0 ? t.position - 1 : 0;
     if (t.position / m.epoch > last_seen / m.epoch) {
-        std::memcpy(S_before, S, size_t(n) * V * 4);
+        char *S = x.sums(x.l.state.S), *S_before = x.sums(x.l.state.S_before);
+        const size_t bytes = m.sum_bytes(size_t(m.sum_count()));
+        std::memcpy(S_before, S, bytes);
         std::memcpy(z_before, z, size_t(n) * 4);
-        std::memset(S, 0, size_t(n) * V * 4);
+        std::memset(S, 0, bytes);
         std::memset(z, 0, size_t(n) * 4);
     }
     const double angle = double(t.position % (8 * m.epoch)) * (M_PI / 4 / double(m.epoch));
@@ -373,8 +398,8 @@ inline void cosformer_token(const Head& x, const Token& t, float* o) {
     features(x.s.k, x.s.b);
     map(z, z, x.s.b, n, [](F a, F b) { return a + b; });
     const float den = dot(x.s.a, z, n) + dot(x.s.a, z_before, n);
-    update_read<Single>(S, n, V, x.s.a, x.s.b, x.s.v, nullptr, o);
-    read<Single>(S_before, n, V, x.s.a, 0.0f, x.s.c);
+    x.update_read<Single>(x.s.a, x.s.b, x.s.v, nullptr, o);
+    x.read<Single>(x.l.state.S_before, x.s.a, x.s.c);
     map(o, o, x.s.c, V, [](F a, F b) { return a + b; });
     divide(o, std::fmax(den, EPSILON), V);
 }
@@ -403,16 +428,14 @@ inline void normed_token(const Head& x, const Token& t, float* o) {
         map(x.s.k, x.s.k, K, [&](F a) { return max(zero, a); });
     }
     scale(x.s.q, root(K), K);
-    double* S = x.at<double>(x.l.state.S, size_t(K) * m.value);
-    update_read<Double>(S, K, m.value, x.s.q, x.s.k, x.s.v, nullptr, o);
+    x.update_read<Double>(x.s.q, x.s.k, x.s.v, nullptr, o);
 }
 
 inline void retnet_token(const Head& x, const Token& t, float* o) {
     const BlockModel& m = x.m;
     load_heads(x, t, 1.0f);
     scale(x.s.q, root(m.key), m.key);
-    float* S = x.at<float>(x.l.state.S, size_t(m.key) * m.value);
-    update_read<Single>(S, m.key, m.value, x.s.q, x.s.k, x.s.v, x.l.decay + x.h * m.key, o);
+    x.update_read<Single>(x.s.q, x.s.k, x.s.v, x.l.decay + x.h * m.key, o);
 }
 
 inline void dijiang_token(const Head& x, const Token& t, float* o) {
@@ -424,8 +447,7 @@ inline void dijiang_token(const Head& x, const Token& t, float* o) {
     project(x.s.b, x.s.k, w, nullptr, K, K);
     softmax(x.s.a, K);
     softmax(x.s.b, K);
-    float* S = x.at<float>(x.l.state.S, size_t(K) * m.value);
-    update_read<Single>(S, K, m.value, x.s.a, x.s.b, x.s.v, x.l.decay + x.h * K, o);
+    x.update_read<Single>(x.s.a, x.s.b, x.s.v, x.l.decay + x.h * K, o);
 }
 
 inline void gated_token(const Head& x, const Token& t, float* o) {
@@ -437,8 +459,7 @@ inline void gated_token(const Head& x, const Token& t, float* o) {
         x.s.a, t.extra, x.l.decay_up + size_t(x.h) * m.rank * K, x.l.decay_bias + x.h * K, m.rank, K);
     const F temperature = F::set(DECAY_TEMPERATURE), low = F::set(MIN_LOG_DECAY);
     map(x.s.a, x.s.a, K, [&](F a) { return expm1(max(low, log_sigmoid(a) / temperature)); });
-    float* S = x.at<float>(x.l.state.S, size_t(K) * m.value);
-    update_read<Single>(S, K, m.value, x.s.q, x.s.k, x.s.v, x.s.a, o);
+    x.update_read<Single>(x.s.q, x.s.k, x.s.v, x.s.a, o);
 }
 
 inline void mix(const Head& x, const Token& t, float* o) {
@@ -459,7 +480,7 @@ inline void mix(const Head& x, const Token& t, float* o) {
         case Mechanism::retnet: return retnet_token(x, t, o);
         case Mechanism::dijiang: return dijiang_token(x, t, o);
         case Mechanism::gated: return gated_token(x, t, o);
-        case Mechanism::delta: break;  // see delta_tokens
+        case Mechanism::delta: break;  // see attend_delta
     }
 }
 
@@ -499,25 +520,40 @@ inline DeltaRates load_delta(const Head& x, const Token& t) {
     return {beta, softplus_decay(a, x.l.decay_rate[x.h])};
 }
 
+// One token where S is rounded after each.
+inline void delta_token(const Head& x, const Token& t, float* o) {
+    const int K = x.m.key, V = x.m.value;
+    auto* S = (Rounded::T*)x.sums(x.l.state.S);
+    float *old = (float*)x.s.d, *decay = x.s.a;
+    const DeltaRates rates = load_delta(x, t);
+    read<false>(*x.rounded, S, K, V, x.s.k, rates.decay, old);
+    const F beta = F::set(rates.beta);
+    map(x.s.v, x.s.v, old, V, [beta](F v, F u) { return beta * (v - u); });
+    for (int f = 0; f < K; f++) decay[f] = rates.decay;
+    update_read(
+        *x.rounded, S, K, V, x.s.q, x.s.k, x.s.v, rates.decay != 0.0f ? decay : nullptr, o);
+    head_output(x, t, o);
+}
+
 // `num` tokens, at least one, `token(i)` each with its output `out(i)`. One pass writes S for a token
 // and reads it for the next one.
 template <class TokenOf, class Out>
 inline void attend_delta(const Head& x, int num, TokenOf token, Out out) {
     const int K = x.m.key, V = x.m.value;
-    float *S = x.at<float>(x.l.state.S, size_t(K) * V), *old = (float*)x.s.d;
+    float *S = (float*)x.sums(x.l.state.S), *old = (float*)x.s.d;
     HeadScratch here = x.s, there = x.s;
     there.q = x.s.a, there.k = x.s.b, there.v = x.s.c;
-    DeltaRates rates = load_delta({x.m, x.l, x.state, x.h, here}, token(0));
-    read<Single>(S, K, V, here.k, rates.decay, old);
+    DeltaRates rates = load_delta({x.m, x.l, x.state, x.h, here, nullptr}, token(0));
+    read<true>(Single(), S, K, V, here.k, rates.decay, old);
     for (int i = 0; i < num; i++) {
         const F beta = F::set(rates.beta);
         map(here.v, here.v, old, V, [beta](F v, F u) { return beta * (v - u); });
         if (i + 1 < num) {
-            rates = load_delta({x.m, x.l, x.state, x.h, there}, token(i + 1));
+            rates = load_delta({x.m, x.l, x.state, x.h, there, nullptr}, token(i + 1));
             const NextRead next{there.k, rates.decay};
             update_read_next(S, K, V, here.q, here.k, here.v, next, out(i), old);
         } else {
-            update_read<Single>(S, K, V, here.q, here.k, here.v, nullptr, out(i));
+            update_read(Single(), S, K, V, here.q, here.k, here.v, (const float*)nullptr, out(i));
         }
         head_output(x, token(i), out(i));
         const HeadScratch done = here;

@@ -60,7 +60,7 @@ StateOffsets offsets(const Options& options, int layer) {
     StateOffsets o;
     const std::map<std::string, size_t*> known = {
         {"S", &o.S}, {"z", &o.z}, {"max", &o.max}, {"conv", &o.conv}, {"k", &o.k}, {"v", &o.v},
-        {"code", &o.code}, {"count", &o.count}, {"sum", &o.sum}, {"S_before", &o.S_before},
+        {"code", &o.code}, {"count", &o.count}, {"sum", &o.S}, {"S_before", &o.S_before},
         {"z_before", &o.z_before}};
     for (const auto& [name, offset] : options.states.at(size_t(layer))) {
         const auto found = known.find(name);
@@ -105,21 +105,20 @@ void BlockBuilder::read_options(const Options& o) {
     m.frequencies = rope_frequencies(p_, o.number("rope_theta"), m.key / 2);
     m.gelu = o.integer("gelu") != 0;
     m.xpos = o.integer("xpos") != 0;
-    if (m.mechanism == Mechanism::gated || m.mechanism == Mechanism::delta ||
-        m.mechanism == Mechanism::retnet || m.mechanism == Mechanism::dijiang)
-        m.head_bytes = size_t(m.key) * size_t(m.value) * sizeof(float);
+    const bool decays = m.mechanism == Mechanism::gated || m.mechanism == Mechanism::delta ||
+                        m.mechanism == Mechanism::retnet || m.mechanism == Mechanism::dijiang;
+    m.single = decays || m.mechanism == Mechanism::cosformer;
+    if (decays) m.head_bytes = m.sum_bytes(size_t(m.sum_count()));
 }
 
-// What each head has of the state. Sums have `num_features` rows, and are float32 where they decay or
-// begin again, and float64 elsewhere.
+// What each head has of the state. Sums have `num_features` rows.
 void BlockBuilder::list_pieces(const Options& o, int index) {
     const BlockModel& m = model_;
     const auto H = size_t(m.num_heads), K = size_t(m.key), V = size_t(m.value);
     const auto F = size_t(m.num_features), width = size_t(m.qkv()) * sizeof(float);
-    const bool is_single = m.head_bytes || m.mechanism == Mechanism::cosformer;
-    const size_t number = is_single ? sizeof(float) : sizeof(double);
+    const size_t number = m.sum_number(), bytes = m.sum_bytes(F * V, number);
     const std::map<std::string, size_t> sums = {
-        {"S", F * V * number}, {"S_before", F * V * number}, {"sum", F * V * number},
+        {"S", bytes}, {"S_before", bytes}, {"sum", bytes},
         {"z", F * number}, {"z_before", F * number}, {"max", F * sizeof(float)},
         {"count", F * sizeof(int64_t)}};
     const std::map<std::string, size_t> windows = {

@@ -16,9 +16,9 @@ enum class Mechanism {
 enum class Rotary { none, before, after };
 enum class FeatureMap { product, elu, relu, identity };
 
-// Byte offsets into a session's block; those that a mechanism lacks are not read.
+// Byte offsets into a session's block; those that a mechanism lacks are not read. S of vq are its sums.
 struct StateOffsets {
-    size_t S = 0, z = 0, max = 0, conv = 0, k = 0, v = 0, code = 0, count = 0, sum = 0;
+    size_t S = 0, z = 0, max = 0, conv = 0, k = 0, v = 0, code = 0, count = 0;
     size_t S_before = 0, z_before = 0;
 };
 
@@ -74,9 +74,12 @@ struct BlockModel : Model {
     bool gelu = false, xpos = false;
     bool gated = true;  // whether there is an output gate after q, k and v in Layer::in
     Table positions;  // no rows: none is added
-    size_t head_bytes = 0;  // of S of a head, where it is float32 and there is nothing else of that size
+    bool single = false;    // whether sums are computed in float32, for they decay or begin again
+    size_t head_bytes = 0;  // of S of a head, where it is `single` and there is nothing else of that size
     const Layer* layers = nullptr;
 
+    int sum_count() const { return num_features * value; }
+    size_t sum_number() const { return single ? sizeof(float) : sizeof(double); }
     int qkv() const { return num_heads * (2 * key + value); }
 };
 

@@ -4,32 +4,18 @@
 //   num = sum_f q_f S_f
 //
 // S is [F][V]. Lanes run over V and the sum over f in order, so bits do not depend on the vector's
-// width. Where nothing decays S is double, as in model.ops.recurrence.
+// width. Where nothing decays S is double, as in model.ops.recurrence; E is how it is kept (sums.h).
 #pragma once
 
-#include "products/numeric.h"
+#include "runtime/sums.h"
 
 namespace everstream {
 namespace EVERSTREAM_LEVEL {
 
-// The element types of S: how to load, store and combine a vector of them with float inputs.
-struct Single {
-    using T = float;
-    using V = F;
-    static V widen(const float* p) { return F::load(p); }
-    static void narrow(V x, float* p) { x.store(p); }
-};
-struct Double {
-    using T = double;
-    using V = D;
-    static V widen(const float* p) { return D::widen(p); }
-    static void narrow(V x, float* p) { x.narrow(p); }
-};
-
-template <class E, int N, bool DECAY>
+template <class E, int N, bool DECAY, class Decay>
 inline void update_read_block(
-    typename E::T* S, int F_, int V_, const float* q, const float* k, const float* v,
-    const typename E::T* decay, float* num) {
+    const E& e, typename E::T* S, int F_, int V_, const float* q, const float* k, const float* v,
+    const Decay* decay, float* num) {
     using V = typename E::V;
     V value[N], acc[N];
     for (int j = 0; j < N; j++) {
@@ -38,56 +24,56 @@ inline void update_read_block(
     }
     for (int f = 0; f < F_; f++, S += V_) {
         const V kf = V::set(k[f]), qf = V::set(q[f]);
-        const V df = DECAY ? V::set(decay[f]) : V::set(0);
+        const V df = DECAY ? V::set(typename E::Number(decay[f])) : V::set(0);
         for (int j = 0; j < N; j++) {
-            V s = V::load(S + j * V::W);
+            V s = e.load(S + j * V::W);
             if (DECAY) s = fma(s, df, s);
             s = fma(kf, value[j], s);
-            s.store(S + j * V::W);
+            e.store(s, S + j * V::W);
             acc[j] = fma(qf, s, acc[j]);
         }
     }
     for (int j = 0; j < N; j++) E::narrow(acc[j], num + j * V::W);
 }
 
-template <class E, bool DECAY>
+template <bool DECAY, class E, class Decay>
 inline void update_read_all(
-    typename E::T* S, int F_, int V_, const float* q, const float* k, const float* v,
-    const typename E::T* decay, float* num) {
+    const E& e, typename E::T* S, int F_, int V_, const float* q, const float* k, const float* v,
+    const Decay* decay, float* num) {
     using V = typename E::V;
-    using T = typename E::T;
+    using Number = typename E::Number;
     constexpr int N = 4;
     int i = 0;
     for (; i + N * V::W <= V_; i += N * V::W)
-        update_read_block<E, N, DECAY>(S + i, F_, V_, q, k, v + i, decay, num + i);
+        update_read_block<E, N, DECAY>(e, S + i, F_, V_, q, k, v + i, decay, num + i);
     for (; i + V::W <= V_; i += V::W)
-        update_read_block<E, 1, DECAY>(S + i, F_, V_, q, k, v + i, decay, num + i);
+        update_read_block<E, 1, DECAY>(e, S + i, F_, V_, q, k, v + i, decay, num + i);
     for (; i < V_; i++) {
-        T acc = 0;
+        Number acc = 0;
         for (int f = 0; f < F_; f++) {
-            T s = S[size_t(f) * V_ + i];
-            if (DECAY) s = fma1(s, decay[f], s);
-            s = fma1(T(k[f]), T(v[i]), s);
-            S[size_t(f) * V_ + i] = s;
-            acc = fma1(T(q[f]), s, acc);
+            Number s = e.one(S + size_t(f) * V_ + i);
+            if (DECAY) s = fma1(s, Number(decay[f]), s);
+            s = fma1(Number(k[f]), Number(v[i]), s);
+            e.put(s, S + size_t(f) * V_ + i);
+            acc = fma1(Number(q[f]), s, acc);
         }
         num[i] = float(acc);
     }
 }
 
-template <class E>
+template <class E, class Decay>
 inline void update_read(
-    typename E::T* S, int F_, int V_, const float* q, const float* k, const float* v,
-    const typename E::T* decay, float* num) {
+    const E& e, typename E::T* S, int F_, int V_, const float* q, const float* k, const float* v,
+    const Decay* decay, float* num) {
     if (decay)
-        update_read_all<E, true>(S, F_, V_, q, k, v, decay, num);
+        update_read_all<true>(e, S, F_, V_, q, k, v, decay, num);
     else
-        update_read_all<E, false>(S, F_, V_, q, k, v, decay, num);
+        update_read_all<false>(e, S, F_, V_, q, k, v, decay, num);
 }
 
-template <class E, int N>
+template <class E, int N, bool STORES>
 inline void read_block(
-    typename E::T* S, int F_, int V_, const float* q, float decay, float* num) {
+    const E& e, typename E::T* S, int F_, int V_, const float* q, float decay, float* num) {
     using V = typename E::V;
     const V d = V::set(decay);
     V acc[N];
@@ -95,10 +81,10 @@ inline void read_block(
     for (int f = 0; f < F_; f++, S += V_) {
         const V qf = V::set(q[f]);
         for (int j = 0; j < N; j++) {
-            V s = V::load(S + j * V::W);
+            V s = e.load(S + j * V::W);
             if (decay != 0.0f) {
                 s = fma(s, d, s);
-                s.store(S + j * V::W);
+                if (STORES) e.store(s, S + j * V::W);
             }
             acc[j] = fma(qf, s, acc[j]);
         }
@@ -106,21 +92,27 @@ inline void read_block(
     for (int j = 0; j < N; j++) E::narrow(acc[j], num + j * V::W);
 }
 
-// num = sum_f q_f S_f after S_f += S_f decay.
-template <class E>
-inline void read(typename E::T* S, int F_, int V_, const float* q, float decay, float* num) {
+// num = sum_f q_f (S_f + S_f decay), which S becomes where it `STORES`.
+template <bool STORES, class E>
+inline void read(
+    const E& e, typename E::T* S, int F_, int V_, const float* q, float decay, float* num) {
     using V = typename E::V;
-    using T = typename E::T;
+    using Number = typename E::Number;
     constexpr int N = 4;
     int i = 0;
-    for (; i + N * V::W <= V_; i += N * V::W) read_block<E, N>(S + i, F_, V_, q, decay, num + i);
-    for (; i + V::W <= V_; i += V::W) read_block<E, 1>(S + i, F_, V_, q, decay, num + i);
+    for (; i + N * V::W <= V_; i += N * V::W)
+        read_block<E, N, STORES>(e, S + i, F_, V_, q, decay, num + i);
+    for (; i + V::W <= V_; i += V::W)
+        read_block<E, 1, STORES>(e, S + i, F_, V_, q, decay, num + i);
     for (; i < V_; i++) {
-        T acc = 0;
+        Number acc = 0;
         for (int f = 0; f < F_; f++) {
-            T& s = S[size_t(f) * V_ + i];
-            if (decay != 0.0f) s = fma1(s, T(decay), s);
-            acc = fma1(T(q[f]), s, acc);
+            Number s = e.one(S + size_t(f) * V_ + i);
+            if (decay != 0.0f) {
+                s = fma1(s, Number(decay), s);
+                if (STORES) e.put(s, S + size_t(f) * V_ + i);
+            }
+            acc = fma1(Number(q[f]), s, acc);
         }
         num[i] = float(acc);
     }

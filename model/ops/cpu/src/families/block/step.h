@@ -59,7 +59,7 @@ private:
             const size_t offset = piece.offset + size_t(h) * piece.bytes;
             enter_state(sequence, offset, piece.bytes, piece.num, piece.stride);
         }
-        const Head x{m, l, b.states[sequence], h, head};
+        Head x{m, l, b.states[sequence], h, head, nullptr};
         const int first = b.first_row[sequence], num = b.first_row[sequence + 1] - first;
         const auto token = [this, first](int i) {
             const int row = first + i;
@@ -70,6 +70,15 @@ private:
         const auto out = [this, first, h](int i) {
             return buffer(B::attended, first + i) + h * m.value;
         };
+        if (m.rounds_sums) {
+            for (int i = 0; i < num; i++) {
+                const Rounded rounded(x.state, b.positions[first + i]);
+                x.rounded = &rounded;
+                m.mechanism == Mechanism::delta ? delta_token(x, token(i), out(i))
+                                                : attend(x, token(i), out(i));
+            }
+            return;
+        }
         if (m.mechanism == Mechanism::delta) return attend_delta(x, num, token, out);
         for (int i = 0; i < num; i++) attend(x, token(i), out(i));
     }

@@ -54,11 +54,11 @@ protected:
         products(
             normed(norm), {{&l.in, into(B::in)}}, l.in_state ? b.num_sequences * G : 0,
             [&](int task) { enter(l, task / G, task % G); });
-        attend_and_leave(l);
+        attend_and_leave(l, post);
     }
 
     // What follows the products with `in`.
-    void attend_and_leave(const BoundedAttention& l) {
+    void attend_and_leave(const BoundedAttention& l, const Norm& post = {}) {
         const int G = m.num_kv_heads;
         w.each(b.num_rows * G, [&](int task) { bring(l, task / G, task % G); });
         // At least as many as there are parts, in the order of the texts.
@@ -120,9 +120,14 @@ private:
         for (const size_t offset : {l.k, l.v})
             enter_state(sequence, offset + kv * bytes, bytes, l.num_blocks(), l.block_bytes);
         if (l.far.kind == FarPart::none) return;
-        const size_t features = size_t(l.far.features) * sizeof(float), sums = features * m.head_size;
+        const size_t features = size_t(l.far.features) * sizeof(float), sums = far_bytes(l);
         enter_state(sequence, l.far.S + kv * sums, sums);
         if (l.far.kind == FarPart::relative) enter_state(sequence, l.far.z + kv * features, features);
+    }
+
+    // Of S of a key head's far part.
+    size_t far_bytes(const BoundedAttention& l) const {
+        return m.sum_bytes(size_t(l.far.features) * m.head_size);
     }
 
     // Norms and turns the queries and the key of a row, for one key head.
@@ -180,19 +185,30 @@ private:
         }
         turn_back(l, row);
         far_features(l.far, l.far.key_map + size_t(kv) * n * (M / 2), leaving.k, n, leaving.features);
-        char* state = b.states[sequence];
-        float *S = (float*)(state + l.far.S) + size_t(kv) * M * n, *z = nullptr;
+        char *state = b.states[sequence], *S = state + l.far.S + size_t(kv) * far_bytes(l);
+        if (m.rounds_sums)
+            add_and_read(l, row, kv, state, Rounded(state, b.positions[row]), (Rounded::T*)S);
+        else
+            add_and_read(l, row, kv, state, Single(), (float*)S);
+    }
+
+    // What leaves goes into the sums S, which the queries of a row then read as they are kept.
+    template <class E>
+    void add_and_read(
+        const BoundedAttention& l, int row, int kv, char* state, const E& e, typename E::T* S) {
+        const int n = m.head_size, M = l.far.features;
+        float* z = nullptr;
         if (l.far.kind == FarPart::relative) {
             z = (float*)(state + l.far.z) + size_t(kv) * M;
-            add_relative(S, z, leaving, M, n);
+            add_relative(e, S, z, leaving, M, n);
         } else {
-            add_delta(l.far, kv, S, leaving, unread, n);
+            add_delta(e, l.far, kv, S, leaving, unread, n);
         }
         for (int head = kv * m.group(); head < (kv + 1) * m.group(); head++) {
             float *features = far_of(row, head), &weight = far_weight_of(row, head);
             const float by = weight;
             if (z) weight *= dot(features, z, M);
-            add_rows(unread, features, S, M, n);
+            add_rows(e, unread, features, S, M, n);
             map(features, unread, n, [by](F x) { return x * F::set(by); });
         }
     }

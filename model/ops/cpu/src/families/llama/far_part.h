@@ -10,18 +10,20 @@
 namespace everstream {
 namespace EVERSTREAM_LEVEL {
 
-// y[n] = sum_i x_i W_i, with W [num][n].
-inline void add_rows(float* y, const float* x, const float* W, int num, int n) {
+// y[n] = sum_i x_i W_i, with W [num][n], kept as E says (sums.h).
+template <class E>
+inline void add_rows(
+    const E& e, float* y, const float* x, const typename E::T* W, int num, int n) {
     int at = 0;
     for (; at + F::W <= n; at += F::W) {
         F sum = F::set(0.0f);
         for (int i = 0; i < num; i++)
-            sum = fma(F::set(x[i]), F::load(W + size_t(i) * n + at), sum);
+            sum = fma(F::set(x[i]), e.load(W + size_t(i) * n + at), sum);
         sum.store(y + at);
     }
     for (; at < n; at++) {
         float sum = 0.0f;
-        for (int i = 0; i < num; i++) sum = fma1(x[i], W[size_t(i) * n + at], sum);
+        for (int i = 0; i < num; i++) sum = fma1(x[i], e.one(W + size_t(i) * n + at), sum);
         y[at] = sum;
     }
 }
@@ -30,7 +32,7 @@ inline void add_rows(float* y, const float* x, const float* W, int num, int n) {
 // delta rule.
 inline void far_features(const FarPart& far, const float* map, const float* x, int n, float* out) {
     const int half = far.features / 2;
-    add_rows(out, x, map, n, half);
+    add_rows(Single(), out, x, map, n, half);
     for (int i = 0; i < half; i++) out[half + i] = -out[i];
     softmax(out, far.features);
     if (far.kind == FarPart::delta) l2_normalize(out, out, far.features, 1e-12f);
@@ -47,18 +49,25 @@ struct Leaving {
 };
 
 // S [M][n] += features v^T, z [M] += features.
-inline void add_relative(float* S, float* z, const Leaving& t, int M, int n) {
+template <class E>
+inline void add_relative(
+    const E& e, typename E::T* S, float* z, const Leaving& t, int M, int n) {
     for (int i = 0; i < M; i++) {
         const F by = F::set(t.features[i]);
-        float* row = S + size_t(i) * n;
-        map(row, row, t.v, n, [by](F s, F v) { return fma(by, v, s); });
+        auto* row = S + size_t(i) * n;
+        for (int at = 0; at < n; at += F::W) {
+            const F v = load_lanes(Single(), t.v + at, n - at);
+            store_lanes(e, row + at, n - at, fma(by, v, load_lanes(e, row + at, n - at)));
+        }
         z[i] += t.features[i];
     }
 }
 
 // The gated delta rule for one token; `read` [n] is of no further use.
+template <class E>
 inline void add_delta(
-    const FarPart& far, int kv, float* S, const Leaving& t, float* read, int n) {
+    const E& e, const FarPart& far, int kv, typename E::T* S, const Leaving& t, float* read,
+    int n) {
     float logits[2];
     for (int j = 0; j < 2; j++) {
         const float* gate = far.gates + size_t(kv * 2 + j) * 2 * n;
@@ -70,7 +79,7 @@ inline void add_delta(
     token.y = read;
     token.beta = 1.0f / (1.0f + std::exp(-logits[0]));
     token.decay = -1.0f / (1.0f + std::exp(logits[1]));  // sigmoid - 1
-    delta_rule(S, far.features, n, &token, 1);
+    delta_rule(e, S, far.features, n, &token, 1);
 }
 
 }  // namespace EVERSTREAM_LEVEL

@@ -74,19 +74,25 @@ private:
     // All tokens of a sequence through the recurrence of some channels.
     void scan(const MambaLayer& l, int sequence, int begin, int n) {
         const size_t width = size_t(m.inner);
-        const size_t offset = l.S + size_t(begin) * sizeof(float);
-        float* S = (float*)enter_state(
-            sequence, offset, size_t(n) * sizeof(float), m.state_size, width * sizeof(float));
+        const size_t offset = l.S + m.sum_bytes(size_t(begin));
+        char* S = enter_state(
+            sequence, offset, m.sum_bytes(size_t(n)), m.state_size, m.sum_bytes(width));
         for (int j = begin; j < begin + n; j += F::W) {
             const int num = begin + n - j;
-            const F skip = load_lanes(l.skip + j, num);
+            const F skip = load_lanes(Single(), l.skip + j, num);
             for (int row = b.first_row[sequence]; row < b.first_row[sequence + 1]; row++) {
                 const float *x = buffer(B::projected, row) + j, *bc = buffer(B::selected, row) + m.rank;
-                const F delta = softplus(load_lanes(buffer(B::delta, row) + j, num));
-                const F y = scan_token(
-                    S + (j - begin), l.rate + j, m.state_size, width, num, load_lanes(x, num), delta, skip,
-                    load_lanes(x + m.inner, num), bc, bc + m.state_size);
-                store_lanes(buffer(B::y, row) + j, num, y);
+                const F delta = softplus(load_lanes(Single(), buffer(B::delta, row) + j, num));
+                const auto token = [&](const auto& e, auto* sums) {
+                    return scan_token(
+                        e, sums + (j - begin), l.rate + j, m.state_size, width, num,
+                        load_lanes(Single(), x, num), delta, skip,
+                        load_lanes(Single(), x + m.inner, num), bc, bc + m.state_size);
+                };
+                const F y = m.rounds_sums
+                                ? token(Rounded(b.states[sequence], b.positions[row]), (Rounded::T*)S)
+                                : token(Single(), (float*)S);
+                store_lanes(Single(), buffer(B::y, row) + j, num, y);
             }
         }
     }

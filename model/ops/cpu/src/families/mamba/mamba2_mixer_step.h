@@ -69,7 +69,7 @@ protected:
         const int sequence = sequence_of(part, task), h = task % mixers.num_heads;
         const int N = mixers.state_size, P = mixers.head_size, end = b.first_row[sequence + 1];
         const int group = h / (mixers.num_heads / mixers.num_groups);
-        float* S = (float*)Base::enter_state(sequence, state_offset(part, task), state_bytes());
+        char* S = Base::enter_state(sequence, state_offset(part, task), state_bytes());
         for (int row = b.first_row[sequence]; row < end; row++) {
             const float* x = mixed(row);
             const double delta = softplus(double(dt(row, h)) + double(l.dt_bias[h]));
@@ -80,7 +80,12 @@ protected:
             t.x0 = x + h * P;
             t.b = x + mixers.inner + group * N;
             t.c = t.b + mixers.num_groups * N;
-            update_state(S, N, P, t, buffer(Places::y, row) + h * P);
+            float* y = buffer(Places::y, row) + h * P;
+            if (model.rounds_sums)
+                update_state(
+                    Rounded(b.states[sequence], b.positions[row]), (Rounded::T*)S, N, P, t, y);
+            else
+                update_state(Single(), (float*)S, N, P, t, y);
         }
     }
 
@@ -95,7 +100,7 @@ private:
         return part.sequences.first + task / mixers.num_heads;
     }
     size_t state_bytes() const {
-        return size_t(mixers.state_size) * mixers.head_size * sizeof(float);
+        return model.sum_bytes(size_t(mixers.state_size) * mixers.head_size);
     }
     size_t state_offset(const Part& part, int task) const {
         return mixer_of(part).S + size_t(task % mixers.num_heads) * state_bytes();

@@ -95,10 +95,13 @@ private:
             const double a = double(rates[m.num_value_heads + j]) + double(l.bias[j]);
             t.decay = softplus_decay(a, l.decay_rate[j]);
         }
-        const size_t bytes = size_t(K) * V * sizeof(float), offset = l.S + size_t(j) * bytes;
+        const size_t bytes = m.sum_bytes(size_t(K) * V), offset = l.S + size_t(j) * bytes;
         const bool is_first = row == b.first_row[sequence];
-        float* S = (float*)(is_first ? enter_state(sequence, offset, bytes) : b.states[sequence] + offset);
-        delta_rule(S, K, V, tokens, num);
+        char* state = b.states[sequence];
+        char* S = is_first ? enter_state(sequence, offset, bytes) : state + offset;
+        if (!m.rounds_sums) delta_rule(Single(), (float*)S, K, V, tokens, num);
+        for (int i = 0; m.rounds_sums && i < num; i++)
+            delta_rule(Rounded(state, b.positions[row + i]), (Rounded::T*)S, K, V, tokens + i, 1);
         for (int i = 0; i < num; i++) {
             const float* gate = buffer(B::in, row + i) + m.channels() + j * V;
             gated_norm(tokens[i].y, l.norm, gate, m.eps, V);

@@ -120,7 +120,7 @@ private:
     int sequence_of(const Part& part, int task) const {
         return part.sequences.first + task / m.num_heads;
     }
-    size_t state_bytes() const { return size_t(m.head_size) * m.head_size * sizeof(float); }
+    size_t state_bytes() const { return m.sum_bytes(size_t(m.head_size) * m.head_size); }
     size_t state_offset(const Part& part, int task) const {
         return m.time_mixes[part.layer].S + size_t(task % m.num_heads) * state_bytes();
     }
@@ -221,18 +221,35 @@ private:
         const bool is_first = part.layer == 0;
         const int sequence = sequence_of(part, task), h = task % m.num_heads;
         const int N = m.head_size, end = b.first_row[sequence + 1];
-        float* S = (float*)enter_state(sequence, state_offset(part, task), state_bytes());
+        char* entered = enter_state(sequence, state_offset(part, task), state_bytes());
+        if (m.rounds_sums) return head_rounded(l, is_first, sequence, h, (Rounded::T*)entered, ahead);
+        float* S = (float*)entered;
         HeadToken *now = tokens, *next = tokens + 1;
         bring(l, is_first, b.first_row[sequence], h, *now);
-        read_state(S, N, now->c, removed);
+        read_state(Single(), S, N, now->c, removed);
         for (int row = b.first_row[sequence]; row < end; row++) {
             const bool goes_on = row + 1 < end;
             if (goes_on) bring(l, is_first, row + 1, h, *next);
             float* y = buffer(B::mixed, row) + h * N;
-            update_state(S, N, *now, removed, y, goes_on ? next->c : nullptr, size_t(ahead));
+            update_state(Single(), S, N, *now, removed, y, goes_on ? next->c : nullptr, size_t(ahead));
             give(l, row, h, *now, y);
             HeadToken* done = now;
             now = next, next = done;
+        }
+    }
+
+    // The same where each token rounds S, so that it is read again for the next one.
+    void head_rounded(
+        const TimeMix& l, bool is_first, int sequence, int h, Rounded::T* S, int ahead) {
+        const int N = m.head_size;
+        HeadToken& token = tokens[0];
+        for (int row = b.first_row[sequence]; row < b.first_row[sequence + 1]; row++) {
+            const Rounded rounded(b.states[sequence], b.positions[row]);
+            float* y = buffer(B::mixed, row) + h * N;
+            bring(l, is_first, row, h, token);
+            read_state(rounded, S, N, token.c, removed);
+            update_state(rounded, S, N, token, removed, y, nullptr, size_t(ahead));
+            give(l, row, h, token, y);
         }
     }
 
