@@ -96,8 +96,8 @@ def train_command(
     architecture: Annotated[
         str,
         typer.Option(
-            help="Architecture: everstream, rwkv7, mamba2, mamba, arwkv7, qwen35, lfm2, or"
-            " gated_deltanet, which is everstream with --attention delta."
+            help="Architecture: everstream, rwkv7, mamba2, mamba, arwkv7, qwen35, lfm2,"
+            " mamba2_hybrid, or gated_deltanet, which is everstream with --attention delta."
         ),
     ] = "everstream",
     attention: Annotated[
