@@ -107,7 +107,7 @@ def _granite(source: ForeignConfig) -> Mamba2HybridConfig:
 
 
 def _nemotron(source: ForeignConfig) -> Mamba2HybridConfig:
-    source.ignore(*EXPERTS, "expand", "rope_theta")
+    source.ignore(*EXPERTS, "expand")
     source.rename({"attention_head_dim": "head_dim", "rms_norm_eps": "layer_norm_epsilon"})
     source.rename({"mlp_hidden_act": "hidden_act"})
     source.choice("mamba_hidden_act", "silu")

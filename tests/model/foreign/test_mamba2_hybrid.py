@@ -14,11 +14,14 @@ from transformers import PreTrainedModel
 from model.checkpoint import CheckpointError, load_checkpoint
 from model.families.mamba2_hybrid.config import Mamba2HybridConfig
 from model.files import ConfigError
+from model.native.runtime import Runtime
 from model.tokenizer import Tokenizer
 from tests.hybrids import Hybrid, falcon, granite, nemotron, randomise
 from tests.model.foreign.conftest import tokens
 from tests.model.foreign.test_gpt2 import edit_config
 from tests.model.foreign.test_hybrids import TOLERANCE, assert_rows, edit_weights
+from tests.model.ops.cpu.models import feed, relative_error
+from tests.model.ops.cpu.test_hybrids import STEP
 
 ENDS = {"bos_token_id": None, "eos_token_id": 0}
 
@@ -77,6 +80,17 @@ def test_logits_equal_transformers(name: str, folder: Path, tokenizer: Tokenizer
     torch.testing.assert_close(found, wanted, rtol=TOLERANCE, atol=TOLERANCE)
     assert loaded.config.max_context == theirs.config.max_position_embeddings
     assert_rows(loaded)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_folder_runs_natively_as_on_torch(name: str, folder: Path, tokenizer: Tokenizer) -> None:
+    """From the files' own tensors, with keys and values in float16 on both."""
+    loaded, ids = load_checkpoint(save(MODELS[name](), folder, tokenizer)), tokens(70)
+    runtime = Runtime(loaded.config, loaded.weights, "float32")
+    found = feed(runtime, runtime.empty_pool(1), 0, ids[0].tolist())
+    model, start = loaded.model, torch.zeros(1, dtype=torch.int64)
+    wanted, _ = model.chunk(ids[:1], model.empty_state(1), start)
+    assert relative_error(torch.from_numpy(found), wanted[0]) <= STEP
 
 
 def test_published_granite_names_its_fields_otherwise(folder: Path, tokenizer: Tokenizer) -> None:
