@@ -37,7 +37,7 @@ ROUNDED_TOLERANCE = {"BF16": 0.05, "Q8_0": 0.15}
 #: length of a prompt after which no two ids come so near that rounding decides.
 SERVED = {"qwen35-wide": 44, "qwen35-triple": 42, "lfm2-wide": 36}
 SERVED |= {"llama-wide": 44, "qwen2-wide": 44, "qwen3-wide": 44}
-QWEN, LFM2 = "qwen35-triple", "lfm2-wide"
+QWEN, LFM2 = "qwen35-triple", "lfm2-wide"  # of LFM3 llama.cpp has no files
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_blocks_come_in_the_order_of_the_heads(path: Path) -> None:
     assert weights.block_kind("blk.0.ssm_out.weight") is None
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("name", [name for name in HYBRIDS if HYBRIDS[name].family != "lfm3"])
 def test_file_is_the_model_of_the_folder(name: str, path: Path) -> None:
     """Bit for bit, but for norms that are stored less one and the logarithm of the decay."""
     config, weights = read_gguf(GgufFile(write_hybrid(path, name)), path.name)
