@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from model.families.mamba2_hybrid.names import (
 from model.files import ConfigError
 from model.foreign.config import ForeignConfig
 from model.foreign.hybrid_names import refuse_other_head
-from model.foreign.renamed import Renamed
+from model.foreign.renamed import Part, Renamed
 from model.foreign.rotary import read_rotary
 from model.foreign.weights import Weights
 from model.weights import Array, file_name
@@ -74,6 +75,21 @@ def read_falcon_h1(source: ForeignConfig, weights: Weights) -> Read:
     files, by = weights.take_all(), _multipliers(source)
     config = _falcon_h1(source)
     return _read(files, config, falcon_names(config, by))
+
+
+def key_layouts(config: Mamba2HybridConfig) -> list[dict[str, Part]]:
+    """The keys of adapters' files, as `model.foreign.lora` asks for them.
+
+    Without Granite's last norm, in which its logits are divided. Raises `ConfigError` for a
+    Falcon-H1, whose multipliers are in its weights.
+    """
+    if any(map(operator.and_, config.is_attention, config.is_mamba)):
+        raise ConfigError("--lora is not for falcon_h1 models: merge the adapter with peft")
+    if not config.ends_with_mlp:
+        return [nemotron_names(prefix).parts_of(config) for prefix in ("model", "backbone")]
+    parts = granite_names(1.0).parts_of(config)
+    del parts["norm.weight"]
+    return [parts]
 
 
 def _read(files: Mapping[str, Array], config: Mamba2HybridConfig, names: Mamba2HybridNames) -> Read:

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from model.checkpoint import CheckpointError, load_checkpoint
 from model.checkpoint_files import Lora
 from model.export import writer_of
+from model.files import ConfigError
 from model.foreign.lora import LAYOUTS
 from model.native.runtime import Runtime
 from model.tokenizer import Tokenizer
@@ -34,6 +35,7 @@ from tests.model.foreign.test_hybrids import lfm2_model, multimodal, text_model
 from tests.model.foreign.test_lfm3 import FLOAT16_STEP
 from tests.model.foreign.test_lfm3 import built as lfm3_model
 from tests.model.foreign.test_llama import llama
+from tests.model.foreign.test_mamba2_hybrid import falcon_model, granite_model, nemotron_model
 
 #: Of logits, by the largest: transformers adds up float32 in another order.
 TOLERANCE = 1e-4
@@ -48,6 +50,8 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "lfm3": lfm3_model,
     "llama": lambda: llama(attention_bias=True),
     "llama-tied": lambda: llama(tie_word_embeddings=True, num_key_value_heads=2),
+    "granite": granite_model,
+    "nemotron": nemotron_model,
     "mamba": lambda: copy.deepcopy(mamba.theirs("first")),
     "mamba2": lambda: copy.deepcopy(mamba.theirs("odd")),
 }
@@ -276,6 +280,16 @@ def test_adapter_of_arwkv_has_the_keys_of_its_folders(tmp_path: Path, tokenizer:
     for key in found:
         assert found[key] == pytest.approx(wanted[key], abs=1e-5), key
     assert sum((found[key] != plain[key]).any() for key in found) == len(modules)
+
+
+def test_adapter_of_a_model_with_multipliers_is_refused(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    model = falcon_model()
+    base = save(model, tmp_path / "base", tokenizer)
+    adapter = write(tmp_path / "adapter", tune(model, ALPHA / RANK))
+    with pytest.raises(ConfigError, match="--lora is not for falcon_h1 models"):
+        load_checkpoint(base, lora=Lora((adapter,)))
 
 
 def test_template_of_the_adapter_is_that_of_the_training(
