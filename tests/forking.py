@@ -61,7 +61,8 @@ MOST_BYTES = 1 << 20
 class Forked:
     """``python -m MODULE ARGUMENTS`` in ``folder``, by default the root of the repository.
 
-    With ``network`` it runs in that network namespace. ``has_torch``: torch is imported already.
+    Without ``stderr`` it writes all to stdout. With ``network`` it runs in that network namespace.
+    ``has_torch``: torch is imported already.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Forked:
         module: str,
         arguments: Sequence[str],
         env: Mapping[str, str],
-        stderr: IO[bytes],
+        stderr: IO[bytes] | None,
         network: str | None = None,
         folder: Path = ROOT,
         has_torch: bool = False,
@@ -82,7 +83,8 @@ class Forked:
         read, written = os.pipe()
         self.stdout = open(read, "rb")  # noqa: SIM115 - its user closes it, as with Popen
         try:
-            self.pid: int = self._forker.ask(started, written, stderr.fileno())
+            errors = written if stderr is None else stderr.fileno()
+            self.pid: int = self._forker.ask(started, written, errors)
         finally:
             os.close(written)
         self.returncode: int | None = None

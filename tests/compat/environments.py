@@ -71,9 +71,11 @@ def python_client(name: str) -> Client:
     with exclusive(HERE / name):
         if not stamp.exists() or stamp.read_text() != made_from:
             shutil.rmtree(place, ignore_errors=True)
-            succeed([sys.executable, "-m", "venv", place], HERE, INSTALL_TIMEOUT_S)
-            install = ("-m", "pip", "install", "--quiet", "--requirement", requirements)
-            succeed([program, *install], HERE, INSTALL_TIMEOUT_S)
+            succeed([sys.executable, "-m", "venv", "--without-pip", place], HERE, INSTALL_TIMEOUT_S)
+            # Most modules are never imported: those that are get compiled then.
+            install = ("install", "--quiet", "--no-compile", "--requirement", requirements)
+            pip = (sys.executable, "-m", "pip", "--python", program)
+            succeed([*pip, *install], HERE, INSTALL_TIMEOUT_S)
             stamp.write_text(made_from)
     return Client(folder, program)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import os
 import select
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -16,7 +14,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from server.api.middleware import name_of
-from tests.reliability.servers import LOCAL, ROOT, STUCK_S, ServerProcess
+from tests.forking import Forked
+from tests.reliability.servers import LOCAL, STUCK_S, ServerProcess
 from tests.server.harness import Running, running
 
 KEY = "the-right-key"
@@ -111,25 +110,19 @@ def test_key_is_read_by_either_name(environment: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def serve(*flags: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "server.cli.main", "serve", "--port", "0", *flags]
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+def serve(*flags: str, **environment: str) -> Iterator[Forked]:
+    words = ("serve", "--port", "0", *flags)
+    process = Forked("server.cli.main", words, {**os.environ, **environment}, None)
+    with process.stdout:
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
 
 
-def printed_until(process: subprocess.Popen[bytes], word: bytes) -> str:
+def printed_until(process: Forked, word: bytes) -> str:
     """What it prints, up to ``word`` or its end."""
-    assert process.stdout is not None
     raw = io.FileIO(process.stdout.fileno(), closefd=False)
     seen = b""
     while word not in seen:

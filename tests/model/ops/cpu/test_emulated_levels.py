@@ -45,7 +45,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     @cache
     def program(level: str) -> Path:
         header = {"v4dot": "emulated_dot.h", "amx": "emulated_amx.h"}[level]
-        flags = ["-march=x86-64-v4", "-DEVERSTREAM_LEVEL=v4", "-include", str(HERE / header)]
+        flags = ["-O1", "-march=x86-64-v4", "-DEVERSTREAM_LEVEL=v4", "-include", str(HERE / header)]
         compiler = os.environ.get("CXX", "g++")
         return build_replay(level, compiler, flags, tmp_path_factory)
 

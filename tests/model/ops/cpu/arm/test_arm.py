@@ -43,7 +43,15 @@ Weights = Mapping[str, npt.NDArray[np.float32]]
 @pytest.fixture(scope="module")
 def replay(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program, for Arm. Nothing may be warned of."""
-    flags = ["-Wall", "-Wextra", "-Werror", "-march=armv8-a", "-static", "-DEVERSTREAM_LEVEL=neon"]
+    flags = [
+        "-O2",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-march=armv8-a",
+        "-static",
+        "-DEVERSTREAM_LEVEL=neon",
+    ]
     return build_replay("arm", "aarch64-linux-gnu-g++", flags, tmp_path_factory)
 
 
