@@ -12,6 +12,8 @@ CONVERSIONS = {
     "performer": "`performer`",
     "gated": "`gated`",
 }
+#: Of a text of recall.
+PAIRS = 32
 STAGES = ("original", "swapped", "matched", "fine_tuned")
 
 
@@ -22,7 +24,34 @@ def drift_tables() -> dict[str, str]:
         [f"{int(stop):,}", *(_scientific(errors[stop]) for errors in stored.values())]
         for stop in stored["float32"]
     ]
-    return {"narrow sums": markdown(["tokens", "float64 (as it is)", *list(stored)[1:]], narrow)}
+    head = ["tokens", "float64 (as it is)", *list(stored)[1:]]
+    return {"narrow sums": markdown(head, narrow), **_state_dtype_tables()}
+
+
+def _state_dtype_tables() -> dict[str, str]:
+    """How to round, and what sums in bfloat16 cost, by mechanism and family."""
+    result = _read("state_dtype")
+    roundings = [
+        [f"`{name}`", *(_scientific(error) for by in errors.values() for error in by.values())]
+        for name, errors in result["roundings"].items()
+    ]
+    stops = [f"{int(stop):,}" for stop in next(iter(result["roundings"].values()))["nearest"]]
+    head = [f"{how}, {stop}" for how in ("nearest", "at random") for stop in stops]
+    rows = []
+    for name, figures in result["subjects"].items():
+        wide, narrow = figures["bits_per_byte"].values()
+        more = 100 * (narrow / wide - 1)
+        drift = (f"{value:.3f}" for value in figures["drift"].values())
+        recall = ["", ""]
+        if "recall" in figures:
+            recall = [f"{by[str(PAIRS)]:.3f}" for by in figures["recall"].values()]
+        rows.append([name, f"{wide:.3f}", f"{more:+.2f} %", *drift, *recall])
+    costs = ["", "bits per byte", "more", "drift, first tenth", "last tenth"]
+    costs += ["recall, float32", "bfloat16"]
+    return {
+        "roundings": markdown(["", *head], roundings),
+        "state dtype": markdown(costs, rows),
+    }
 
 
 def conversion_tables() -> dict[str, str]:
