@@ -43,7 +43,7 @@ from model.foreign.adapters import (
     Whole,
     read_adapter_config,
 )
-from model.foreign.renamed import Part, Renamed
+from model.foreign.renamed import HALVES, Part, Renamed
 from model.foreign.tuned_states import tensors_of
 from model.tensor_spec import Shape
 from model.weights import Array, CheckpointError, StoredWeights, Weights, WrappedWeights
@@ -208,24 +208,29 @@ class _AdapterFile:
                     raise CheckpointError(f"{self._path}: {key!r} is of {what}")
             match = _CHANGE.fullmatch(key)
             if match is None:
-                target = self._target(key, key)
-                whole.append((target.name, self._whole(key, target)))
+                targets = self._targets_of(key, key)
+                whole += [(target.name, self._whole(key, target)) for target in targets]
             elif match["kind"] in _WITH_A:
                 if not self._files.keys() & _keys_of(match["module"], "lora_A"):
                     raise CheckpointError(f"{self._path}: {key!r} has no lora_A")
             else:
-                target = self._target(key, f"{match['module']}.weight")
-                if target.part.form != "same" or target.name == EMBEDDING:
-                    raise CheckpointError(f"{self._path}: {key!r} is of no Linear weight")
-                wanted = self._shapes[target.name]
-                if len(wanted) != 2:
-                    raise CheckpointError(f"{self._path}: {key!r} is of no Linear weight")
-                low_rank = match["kind"] == "lora_A"
-                make = self._low_rank if low_rank else self._shared
-                found.append((target.name, make(key, wanted)))
+                is_low_rank = match["kind"] == "lora_A"
+                for target in self._targets_of(key, f"{match['module']}.weight"):
+                    wanted, half = self._shapes[target.name], HALVES.get(target.part.form)
+                    is_linear = target.name != EMBEDDING and len(wanted) == 2
+                    if not is_linear or not (target.part.form == "same" or half is not None):
+                        raise CheckpointError(f"{self._path}: {key!r} is of no Linear weight")
+                    if not is_low_rank and half is not None:
+                        raise CheckpointError(f"{self._path}: {key!r} is of two weights")
+                    change = (
+                        self._low_rank(key, wanted, half)
+                        if is_low_rank
+                        else self._shared(key, wanted)
+                    )
+                    found.append((target.name, change))
         return whole + found
 
-    def _target(self, key: str, name: str) -> _Target:
+    def _targets_of(self, key: str, name: str) -> list[_Target]:
         found = self._targets.get(name.removeprefix(_PEFT).replace(".base_layer.", "."))
         if found is None:
             raise CheckpointError(
@@ -233,11 +238,14 @@ class _AdapterFile:
             )
         return found
 
-    def _low_rank(self, key: str, wanted: Shape) -> Change:
+    def _low_rank(self, key: str, wanted: Shape, half: int | None) -> Change:
+        """Of a weight of shape ``wanted``, which is a ``half`` of the file's rows or all of them."""
         other = "lora_B".join(key.rsplit("lora_A", 1))
         if other not in self._files:
             raise CheckpointError(f"{self._path}: {key!r} has no lora_B")
-        out, width = wanted
+        size, width = wanted
+        out = size if half is None else 2 * size
+        rows = slice((half or 0) * size, ((half or 0) + 1) * size)
         rank = (self._shape(key) or (0,))[0]
         self._check(key, (max(rank, 1), width))
         self._check(other, (out, rank))
@@ -248,14 +256,14 @@ class _AdapterFile:
                 " (lora_alpha of the training)"
             )
         scale = alpha / (rank**0.5 if self._config.by_root else rank)
-        change = LowRankChange(self._files[key], self._files[other], scale)
+        change = LowRankChange(self._files[key], self._files[other][rows], scale)
         module = key.rpartition(".lora_A")[0]
         lengths = self._files.keys() & _keys_of(module, "lora_magnitude_vector")
         if self._config.has_lengths and not lengths:
             raise CheckpointError(f"{self._path}: {key!r} has no lora_magnitude_vector of DoRA")
         for length in lengths:
             self._check(length, (out,))
-            return DirectedChange(change, self._files[length])
+            return DirectedChange(change, self._files[length][rows])
         return change
 
     def _shared(self, key: str, wanted: Shape) -> Change:
@@ -310,12 +318,15 @@ def _keys_of(module: str, kind: str) -> set[str]:
     return {f"{module}.{kind}", f"{module}.{kind}.weight"}
 
 
-def _targets(config: Config) -> Mapping[str, _Target]:
-    """Where the tensors of any layout are, by their keys."""
+def _targets(config: Config) -> Mapping[str, list[_Target]]:
+    """Where the tensors of any layout are, by their keys: of which some have two weights."""
     module, function = LAYOUTS[config.attention]
-    return {
-        key: _Target(name, part, row if len(part.keys) > 1 else None)
-        for parts in getattr(import_module(module), function)(config)
-        for name, part in parts.items()
-        for row, key in enumerate(part.keys)
-    }
+    found: dict[str, list[_Target]] = {}
+    for parts in getattr(import_module(module), function)(config):
+        of_layout: dict[str, list[_Target]] = {}
+        for name, part in parts.items():
+            for row, key in enumerate(part.keys):
+                target = _Target(name, part, row if len(part.keys) > 1 else None)
+                of_layout.setdefault(key, []).append(target)
+        found |= of_layout
+    return found

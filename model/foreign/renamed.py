@@ -36,7 +36,7 @@ class Part:
 #: Forms of which some rows are those of the file's.
 _BY_ROWS = ("same", "squeezed", "column", "plus_one", "log_negative")
 #: Those that are one half of the rows, and which.
-_HALVES = {"first_half": 0, "second_half": 1}
+HALVES = {"first_half": 0, "second_half": 1}
 
 
 class Renamed(StoredWeights):
@@ -54,9 +54,9 @@ class Renamed(StoredWeights):
         part = self._parts[name]
         if not isinstance(self._files, StoredWeights) or len(part.keys) > 1:
             return self[name][begin:end]
-        if part.form in _HALVES:
+        if part.form in HALVES:
             num_rows = self.shape(name)[0]
-            first = _HALVES[part.form] * num_rows
+            first = HALVES[part.form] * num_rows
             begin, end, _ = slice(begin, end).indices(num_rows)
             rows = self._files.rows(part.keys[0], first + begin, first + end)
             return _times(rows, part, begin)
@@ -150,7 +150,7 @@ def formed_shape(shape: Shape, form: str) -> Shape:
         return (shape[0], shape[2])
     if form == "flattened":
         return (math.prod(shape),)
-    if form in _HALVES and shape and shape[0] % 2 == 0:
+    if form in HALVES and shape and shape[0] % 2 == 0:
         return (shape[0] // 2, *shape[1:])
     if form in ("column", "log_negative") and len(shape) == 2 and shape[1] == 1:
         return shape[:1]
@@ -162,9 +162,9 @@ def _formed(tensor: Array, form: str) -> Array:
         return tensor.T
     if form == "plus_one":
         return np.asarray(tensor, np.float32) + np.float32(1)
-    if form in _HALVES:
+    if form in HALVES:
         half = len(tensor) // 2
-        return tensor[_HALVES[form] * half :][:half]
+        return tensor[HALVES[form] * half :][:half]
     if form == "log_negative":
         tensor = np.log(-np.asarray(tensor, np.float32))
     return tensor.reshape(formed_shape(tensor.shape, form))

@@ -285,7 +285,7 @@ def test_adapter_of_arwkv_has_the_keys_of_its_folders(tmp_path: Path, tokenizer:
 def test_adapter_of_a_model_with_multipliers_is_refused(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
-    model = falcon_model()
+    model = falcon_model().requires_grad_(False)
     base = save(model, tmp_path / "base", tokenizer)
     adapter = write(tmp_path / "adapter", tune(model, ALPHA / RANK))
     with pytest.raises(ConfigError, match="--lora is not for falcon_h1 models"):
