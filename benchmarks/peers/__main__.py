@@ -3,7 +3,7 @@
     python -m benchmarks.peers --environments FOLDER --models FOLDER
     python -m benchmarks.peers --environments FOLDER --models FOLDER --model qwen35 --keep
 
-The bundled chat model, whose state is constant, runs beside its original: the same file in our
+The bundled chat model, whose state is constant, runs next to its original: the same file in our
 runtime and in the peers', but for vLLM, which has its weights in bfloat16. RWKV-7 and Qwen3.5 have
 random weights in published shapes, one GGUF file for all. At each point all take turns for several
 rounds, each in a process of its own; a figure is the median of its rounds. The second one measures

@@ -239,7 +239,7 @@ class _AdapterFile:
         return found
 
     def _low_rank(self, key: str, wanted: Shape, half: int | None) -> Change:
-        """Of a weight of shape ``wanted``, which is a ``half`` of the file's rows or all of them."""
+        """Of a weight of shape ``wanted``: a ``half`` of the file's rows, or all of them."""
         other = "lora_B".join(key.rsplit("lora_A", 1))
         if other not in self._files:
             raise CheckpointError(f"{self._path}: {key!r} has no lora_B")

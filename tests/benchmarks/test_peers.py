@@ -143,7 +143,7 @@ def test_peer_that_dies_is_left_out_and_the_others_are_measured() -> None:
             dying.open(later)  # in a process of its own again
 
 
-def test_chat_model_runs_beside_its_original_and_four_peers_at_three_contexts() -> None:
+def test_chat_model_runs_next_to_its_original_and_four_peers_at_three_contexts() -> None:
     options = arguments(["--environments", "x"])
     found = list(points(MODELS["smollm2"], options))
     assert {point.context for point in found} == {0, 4096, 32768}
