@@ -52,7 +52,7 @@ export class KeyInUse extends EverstreamError {}
 /** The requested position is before the beginning of the session's log (410). */
 export class HistoryGone extends EverstreamError {}
 
-/** The session belongs to another model, tokenizer, backend or dtype (409). */
+/** The session belongs to another model, tokenizer, backend, dtype or state dtype (409). */
 export class SnapshotMismatch extends EverstreamError {}
 
 /** The session's data in the store is damaged (410). It can only be deleted. */

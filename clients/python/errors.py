@@ -69,7 +69,7 @@ class HistoryGone(EverstreamError):
 
 
 class SnapshotMismatch(EverstreamError):
-    """The session belongs to another model, tokenizer, backend or dtype (409)."""
+    """The session belongs to another model, tokenizer, backend, dtype or state dtype (409)."""
 
 
 class SessionBroken(EverstreamError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from model.architectures.config import (
@@ -303,11 +302,14 @@ class HybridConfig(BoundedConfig):
     @classmethod
     def for_training(cls, vocab_size: int, eos_token_id: int, chosen: Mapping[str, Any]) -> Self:
         """See `BoundedConfig`; of `interval` layers the last is attention, if none are named."""
-        config = super().for_training(vocab_size, eos_token_id, chosen)
-        if "attention_layers" in chosen.get("attention_options", {}):
-            return config
-        usual = range(cls.interval - 1, config.num_hidden_layers, cls.interval)
-        return replace(config, attention_layers=tuple(usual))  # type: ignore[call-arg]
+        num_layers = chosen.get("num_hidden_layers", cls.num_hidden_layers)
+        options = chosen.get("attention_options", {})
+        if isinstance(options, dict):
+            usual = list(range(cls.interval - 1, num_layers, cls.interval))
+            options = {"attention_layers": usual, **options}
+        return super().for_training(
+            vocab_size, eos_token_id, {**chosen, "attention_options": options}
+        )
 
     def layer_states(self) -> list[dict[str, TensorSpec]]:
         """See `model.architectures.config.Config`."""

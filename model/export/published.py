@@ -1,6 +1,6 @@
 """Weights as published files have them, and folders of Hugging Face's kind around them.
 
-Keys and forms reverse `model.foreign.renamed`.
+Keys and forms reverse `model.foreign.renamed`, but for halves and factors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from model.chat.template import PLAIN, TOKENIZER_CONFIG
 from model.checkpoint import Checkpoint, CheckpointError, save_tokenizer
 from model.checkpoint_files import CONFIG
-from model.foreign.renamed import Part
+from model.foreign.renamed import HALVES, Part
 from model.tensor_spec import Shape
 from model.weights import WEIGHTS, Array
 
@@ -34,6 +34,7 @@ def published(
     ``shape_of`` has the shape in the file, by our name and shape.
     """
     for ours, part in parts.items():
+        assert part.form not in HALVES and part.factor == 1.0, part
         tensor = _stored(np.asarray(weights[ours], np.float32), part.form)
         yield part.keys[0], tensor.reshape(shape_of(ours, tensor.shape))
 

@@ -190,7 +190,8 @@ def read_gguf(file: GgufFile, name: str) -> tuple[Config, StoredWeights]:
     refuse_unsupported(family, name)
     attention = set() if family in WITH_ATTENTION else _layers(file, r"attn_(q|k|v|qkv)\.")
     reason = f": {GROWS if _layers(file, '') - attention else ALL_GROW}" if attention else ""
-    if family in READERS and family not in GGUF_READERS:
+    is_served = READERS.get(family, ("", ""))[0].startswith("model.families.")
+    if is_served and family not in GGUF_READERS:
         reason = " as GGUF, only as a folder"
     if reason or family not in GGUF_READERS:
         raise ConfigError(f"{name}: {family!r:.80} models are not supported{reason}; {INSTEAD}")

@@ -47,6 +47,7 @@ ATTENTIONS = [
     "qwen35",
     "qwen35-slide",
     "lfm3",
+    "mamba2_hybrid",
     "llama-windows",
     *([CHOSEN] if chosen_model() else []),
 ]

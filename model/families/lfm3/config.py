@@ -79,16 +79,18 @@ class Lfm3Config(Lfm2Config):
         """
         num_layers = chosen.get("num_hidden_layers", cls.num_hidden_layers)
         head_dim = chosen.get("head_dim", cls.head_dim)
-        usual = {
-            "attention_layers": list(range(2, num_layers, 4)),
-            "window_layers": list(range(4, num_layers, 4)),
-            "rotary_dim": head_dim // 4 * 2,
-            "window_rotary_dim": head_dim,
-        }
-        options = {**usual, **chosen.get("attention_options", {})}
-        return super().for_training(
-            vocab_size, eos_token_id, {**chosen, "attention_options": options}
-        )
+        options = chosen.get("attention_options", {})
+        if isinstance(options, dict):
+            attention = options.get("attention_layers", list(range(2, num_layers, 4)))
+            windows = range(4, num_layers, 4)
+            usual = {
+                "attention_layers": attention,
+                "window_layers": [layer for layer in windows if layer not in attention],
+                "rotary_dim": head_dim // 4 * 2,
+                "window_rotary_dim": head_dim,
+            }
+            chosen = {**chosen, "attention_options": {**usual, **options}}
+        return super().for_training(vocab_size, eos_token_id, chosen)
 
     def rope_factors(self, rotary_dim: int) -> tuple[float, ...]:
         """What the frequencies of the pairs [head_dim / 2] are divided by, see `BoundedAttention`.

@@ -28,10 +28,11 @@ def read_gguf(file: GgufFile, name: str) -> tuple[Mamba2HybridConfig, Renamed]:
     """
     family = str(file.metadata["general.architecture"])
     source = GgufSource(file, name, family)
-    names = gguf_names(source.scale("logit_scale"))
+    names = gguf_names()
     shared = _shared(source, file)
     if family == "granitehybrid":
         config = _granite(source, shared)
+        names = gguf_names(source.scale("logit_scale"))
     elif family == "nemotron_h":
         config = _nemotron(source, shared)
     else:

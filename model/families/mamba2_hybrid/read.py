@@ -243,16 +243,22 @@ def _numbers(source: ForeignConfig, name: str, count: int) -> tuple[float, ...]:
     return tuple(source.as_number(name, value) for value in found)
 
 
+def _kinds_in(found: Any) -> list[str]:
+    """Those of a list or a pattern of letters; "" for an unknown one."""
+    return [KINDS.get(str(kind), "") for kind in (found if isinstance(found, list) else str(found))]
+
+
 def _kinds(source: ForeignConfig, *known: str) -> list[str]:
     """What each layer is, of ``known``; a Mamba-2 where no field of `PATTERNS` says it."""
     present = [name for name in PATTERNS if name in source]
     if not present:
         return ["mamba"] * source.num_layers("num_hidden_layers")
     name, found = present[0], source.anything(present[0])
+    kinds = _kinds_in(found)
+    for other in present[1:]:
+        if _kinds_in(source.anything(other)) != kinds:
+            raise ConfigError(f"{source.family}: {other} says other kinds of layers than {name}")
     source.ignore(*PATTERNS)
-    kinds = [
-        KINDS.get(str(kind), "") for kind in (found if isinstance(found, list) else str(found))
-    ]
     if "moe" in kinds:
         raise ConfigError(f"{source.family}: {name} with experts is not supported: {DENSE_ALONE}")
     if not set(kinds) <= set(known):

@@ -236,6 +236,7 @@ def test_file_is_served_with_the_tokenizer_inside(path: Path) -> None:
         ("nemotron-odd", {"feed_forward_length": [0, 37, 0, 0, 38]}, "must be one number in some"),
         ("nemotron-odd", {"rope.scaling.finetuned": True}, "finetuned True is not supported"),
         ("falcon-odd", {"attention.head_count_kv": [2, 0, 2]}, "must not be 0 in any layer"),
+        ("falcon-odd", {"logit_scale": 2.0}, "unknown field 'logit_scale'"),
         (
             "falcon-odd",
             {"rope.dimension_count": 4},

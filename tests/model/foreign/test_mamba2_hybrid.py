@@ -195,6 +195,10 @@ def test_published_nemotron_names_its_fields_otherwise(folder: Path, tokenizer: 
         ({"use_bias": True}, "use_bias True is not supported"),
         ({"sliding_window": 128}, "sliding_window 128 is not supported"),
         ({"n_groups": 4}, "num_groups must divide 6 heads, not 4"),
+        (
+            {"layers_block_type": ["mamba", "mlp"], "hybrid_override_pattern": "MM"},
+            "hybrid_override_pattern says other kinds of layers than layers_block_type",
+        ),
     ],
 )
 def test_nemotron_config_beyond_ours_is_refused_by_name(

@@ -17,6 +17,7 @@ from model.checkpoint import load_checkpoint
 from model.config import ModelConfig
 from model.families.arwkv7.config import Arwkv7Config
 from model.families.mamba.config import Mamba2Config, MambaConfig
+from model.families.mamba2_hybrid.config import Mamba2HybridConfig
 from model.families.qwen35.config import Qwen35Config
 from model.families.rwkv7.config import Rwkv7Config
 from model.tokenizer import Tokenizer
@@ -179,7 +180,9 @@ def test_command_trains_a_mamba2(corpus: Path, tmp_path: Path) -> None:
         ("qwen35", {"attention_layers": []}, (), True),
         ("lfm2", {}, (2,), False),
         ("mamba2_hybrid", {"attention_layers": [1], "mamba_layers": [0, 1]}, (1,), False),
+        ("mamba2_hybrid", {"mamba_layers": [0, 1, 2, 3]}, (), True),
         ("lfm3", {"window_layers": [1], "window": 8}, (2,), False),
+        ("lfm3", {"attention_layers": [0, 3], "window": 8}, (0, 3), False),
     ],
 )
 def test_command_trains_a_hybrid(
@@ -207,6 +210,14 @@ def test_command_trains_a_hybrid(
     assert (config.attention, config.attention_layers) == (family, attention_layers)
     assert config.constant_state == constant
     assert config.attention_options.items() >= options.items()
+
+
+def test_layer_that_is_named_for_mamba_stays_one_where_attention_is_usual() -> None:
+    options = {"mamba_layers": list(range(8))}
+    chosen = {"num_hidden_layers": 8, "attention_options": options}
+    config = Mamba2HybridConfig.for_training(97, 0, chosen)
+    assert config.attention_layers == (7,)
+    assert all(config.is_mamba)
 
 
 def test_name_of_the_field_trains_our_delta(corpus: Path, tmp_path: Path) -> None:
@@ -283,6 +294,10 @@ def test_rwkv_vocabulary_is_a_tokenizer_to_train_with(corpus: Path, tmp_path: Pa
         (
             '--architecture qwen35 --attention-options {"rank":3}',
             "attention_options must be an object of attention_layers, num_key_value_heads, rotary",
+        ),
+        (
+            "--architecture lfm3 --attention-options [1]",
+            "attention_options must be an object of attention_layers, window_layers, window,",
         ),
         (
             "--architecture qwen35 --head-dim 32",

@@ -19,7 +19,7 @@ MakeEngine = Callable[..., Engine]
 PROMPT = tuple(range(1, 150))  # with the start token two chunks of the grid and a rest
 
 
-NARROW = ("elu", "gated", "delta", "rwkv7", "mamba2", "llama-windows")
+NARROW = ("elu", "gated", "delta", "rwkv7", "mamba2", "mamba2_hybrid", "llama-windows")
 
 
 @pytest.fixture(params=[*tiny.ARCHITECTURES, *(name + tiny.ROUNDED for name in NARROW)])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from server.engine.session import Constraint, SessionValue, StateBlock, UnfedSegment
-from server.store.base import ImportRefused
+from server.store.base import ImportRefused, SnapshotMismatch
 from server.store.portable import MAX_ABOUT_BYTES, export_session, import_session
 from server.store.snapshots import unpack
 from server.store.sqlite.database import signing_key
@@ -124,6 +124,15 @@ def test_a_session_that_cannot_be_is_refused(changes: dict[str, object]) -> None
     _, file = exported(**changes)
     with pytest.raises(ImportRefused):
         import_session(file, IDENTITY, KEY)
+
+
+def test_file_of_a_release_without_state_dtypes_has_float32() -> None:
+    value, file = exported()
+    about, _ = unpack(file)
+    assert "state_dtype" not in about
+    assert import_session(file, IDENTITY, KEY).position == value.position
+    with pytest.raises(SnapshotMismatch, match="another state_dtype: float32, and this server has"):
+        import_session(file, replace(IDENTITY, state_dtype="bfloat16"), KEY)
 
 
 def test_request_ids_are_not_exported() -> None:

@@ -276,7 +276,8 @@ protected:
         w.each(b.num_rows, [&](int row) {
             float *y = buffer(room, row), *x = b.x + size_t(row) * s.x;
             rms_norm(y, post.weight, model.eps, model.hidden);
-            map(x, x, y, model.hidden, [](F a, F b) { return a + b; });
+            const F by = F::set(model.residual_scale);
+            map(x, x, y, model.hidden, [by](F a, F b) { return fma(b, by, a); });
         });
     }
 
