@@ -72,6 +72,8 @@ SUBJECTS = {"chat": CHAT, "hybrid": HYBRID, "rwkv7": RWKV7}
 class Batching(ABC):
     """A `decode.peers.Contender`: an engine with requests for one `Subject`."""
 
+    max_fill_s = MAX_FILL_S
+
     def __init__(self, models: Path, subject: Subject) -> None:
         self.folder, self.subject = models, subject
         self._loaded: tuple[str, str] | None = None
@@ -136,7 +138,9 @@ class Batching(ABC):
         """All requests, until each has its first tokens. Raises `Unavailable` if it takes long."""
         if self._point.context >= self._too_long or not self._read_past():
             self._too_long = self._point.context
-            raise Unavailable(f"to prefill {self._point.context:,} takes over {MAX_FILL_S:g} s")
+            raise Unavailable(
+                f"to prefill {self._point.context:,} takes over {self.max_fill_s:g} s"
+            )
         for _ in range(self._point.streams - 1):
             self._request(self._past)
         warm = 0
@@ -149,7 +153,7 @@ class Batching(ABC):
         self._request(self._past)
         start = time.perf_counter()
         while not self.step():
-            if time.perf_counter() - start > MAX_FILL_S:
+            if time.perf_counter() - start > self.max_fill_s:
                 return False
         return True
 

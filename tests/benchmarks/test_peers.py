@@ -158,9 +158,9 @@ def test_peer_that_is_not_installed_has_no_interpreter(tmp_path: Path) -> None:
     assert python_of(tmp_path, "vLLM") == tmp_path / "vLLM" / "bin" / "python"
 
 
-def test_past_that_takes_too_long_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.peers.batching.MAX_FILL_S", 0.0)
+def test_past_that_takes_too_long_is_not_tried_again() -> None:
     engine = Engine(speed=1)
+    engine.max_fill_s = 0.0
     for streams in (1, 2):
         with pytest.raises(Unavailable, match="to prefill 4,096 takes over"):
             engine.open(Point("tiny", "float32", streams, 4096, 1))
