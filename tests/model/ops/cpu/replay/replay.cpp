@@ -94,12 +94,19 @@ Weights weights_of(const Recording& r) {
     return weights;
 }
 
+// Also "inf", which streams do not read.
+double read_number(std::istream& in) {
+    std::string text;
+    in >> text;
+    return std::stod(text);
+}
+
 Recording read(const char* path) {
     Recording r;
     std::ifstream in(path, std::ios::binary);
     std::string kind, name;
     while (in >> kind) {
-        if (kind == "number") in >> name >> r.options.numbers[name];
+        if (kind == "number") in >> name, r.options.numbers[name] = read_number(in);
         else if (kind == "name") in >> name >> r.options.names[name];
         else if (kind == "offset") read_offset(in, r.options);
         else if (kind == "weight") in >> name, r.weights[name] = read_weight(in);
