@@ -153,8 +153,10 @@ class LlamaCpp:
         if path not in self._loaded:
             self._free_other_sizes(point.size)
             params = llama_cpp.llama_model_default_params()
-            self._loaded[path] = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
-            assert self._loaded[path] is not None, path
+            loaded = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+            if loaded is None:
+                raise Unavailable(f"it does not load {path.name}")
+            self._loaded[path] = loaded
             check_sequences(self._loaded[path], size, self._recurrent, point)
         model = self._loaded[path]
         return self.session(model, size, self._recurrent, point, flash, self.room)

@@ -146,7 +146,7 @@ class Restarted:
 def _shortest(lines: Sequence[str]) -> str:
     """Of what a process left behind, the error that it names, or its last words."""
     named = [line for line in lines if "rror" in line.partition(":")[0] or "ASSERT" in line]
-    return (named or lines)[-1][:MAX_REASON]
+    return (named or lines)[-1].partition(". ")[0][:MAX_REASON]
 
 
 def points(model: Model, options: argparse.Namespace) -> Iterator[Point]:
