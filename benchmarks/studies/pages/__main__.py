@@ -19,6 +19,7 @@ from benchmarks.studies.pages import (
     constant_state,
     linearized,
     models,
+    peers,
     quantization,
     scale,
     speculation,
@@ -48,6 +49,7 @@ PAGES: dict[str, Callable[[], dict[str, str]]] = {
     "docs/operate/sizing.md": dict,
     "docs/reference/protocol.md": dict,
     "docs/background/replicas.md": scale.tables,
+    "docs/background/peers.md": peers.tables,
     "docs/background/speed.md": speed.tables,
     "docs/background/streams.md": background.drift_tables,
     "docs/contribute/measurements.md": lambda: {

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.decode.peers import LOWER_LEVEL, NATIVE_PEERS, OURS, TITLES
+from benchmarks.decode.peers import LOWER_LEVEL, NARROW, NATIVE_PEERS, OURS, TITLES
 from benchmarks.decode.report import MISSING, SHORT, points_of, where
 from benchmarks.process import ROOT
 from benchmarks.report import RESULTS, Figures, markdown, read_result
@@ -78,14 +78,26 @@ def best_table(rows: Sequence[Figures], mode: str, threads: int) -> str:
 
 def amx_table(rows: Sequence[Figures]) -> str:
     """`gated` with AMX, and without."""
+    head = ["with AMX", "without", "with / without"]
+    return pair_table(rows, (OURS[0], LOWER_LEVEL), head)
+
+
+def narrow_table(rows: Sequence[Figures]) -> str:
+    """`gated` with sums in bfloat16, and in float32."""
+    head = ["sums in bfloat16", "in float32", "bfloat16 / float32"]
+    return pair_table(rows, (NARROW, OURS[0]), head)
+
+
+def pair_table(rows: Sequence[Figures], names: tuple[str, str], head: Sequence[str]) -> str:
+    """Two contenders, and the first by the second."""
     body = []
     for row in rows:
         what = "prompt of 512" if row["mode"] == "prefill" else f"streams: {row['streams']}"
-        rates = [row["contenders"][name]["tokens_per_s"] for name in (OURS[0], LOWER_LEVEL)]
-        cells = [f"{rate:,.0f}" for rate in rates]
-        ratio = f"**{rates[0] / rates[1]:.2f}**"
+        found = [row["contenders"][name] for name in names]
+        cells = [f"{of['tokens_per_s']:,.0f} ± {of['spread'] / 2:.0%}" for of in found]
+        ratio = f"**{found[0]['tokens_per_s'] / found[1]['tokens_per_s']:.2f}**"
         body.append([row["size"], SHORT[row["dtype"]], what, *cells, ratio])
-    return markdown(["size", "weights", "", "with AMX", "without", "with / without"], body)
+    return markdown(["size", "weights", "", *head], body)
 
 
 def roofline_table(rows: Sequence[Figures]) -> str:
@@ -240,6 +252,7 @@ def tables() -> dict[str, str]:
         "decoding": best_table(rows, "decode", 2),
         "prefill": best_table(rows, "prefill", 2),
         "amx": amx_table(read("amx")["rows"]),
+        "narrow speed": narrow_table(read("narrow_sums")["rows"]),
         "serve": serve_summary(read("serve")),
         "prompts": prompts_summary(read("sessions_prompts")),
         "capacity": capacity_table(read("capacity")),
