@@ -40,7 +40,7 @@ def _state_dtype_tables() -> dict[str, str]:
     rows = []
     for name, figures in result["subjects"].items():
         wide, narrow = figures["bits_per_byte"].values()
-        more = 100 * (narrow / wide - 1)
+        more = round(100 * (narrow / wide - 1), 2) + 0.0  # no negative zero
         drift = (f"{value:.3f}" for value in figures["drift"].values())
         recall = ["", ""]
         if "recall" in figures:
