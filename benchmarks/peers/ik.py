@@ -72,8 +72,8 @@ def contender(models: Path, name: str) -> Any:
     from benchmarks.checkpoints import llama
     from benchmarks.decode.llama_session import FLASH, Session
 
-    class Ik(getattr(llama, name)):  # type: ignore[misc]
-        """As in llama.cpp, but that a past is read: its files of sequences have another form."""
+    class Older:
+        """What differs from llama.cpp: a past is read, as files of sequences have another form."""
 
         session = Session
 
@@ -81,4 +81,4 @@ def contender(models: Path, name: str) -> Any:
             """Its flash attention ends the process where there are several sequences."""
             return ["off"] if point.streams > 1 else list(FLASH)
 
-    return Ik(models)
+    return type("Ik", (Older, getattr(llama, name)), {})(models)

@@ -10,13 +10,14 @@ before the others that it sees. Without sinks the past is the last ``context`` p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.architectures.decoder import Mixer
-from model.architectures.hybrid import SINKS
+from model.architectures.hybrid import SINKS, HybridConfig
 from model.architectures.network import State
 from model.tensor_spec import POSITION_BLOCK
 
@@ -64,6 +65,19 @@ class BoundedAttention(Mixer):
         self.out = nn.Linear(num_heads * head_dim, width, bias=out_bias)
         self.q_norm = nn.RMSNorm(head_dim, eps) if qk_norm else None
         self.k_norm = nn.RMSNorm(head_dim, eps) if qk_norm else None
+
+    @classmethod
+    def of(cls, config: HybridConfig, **options: Any) -> Self:
+        """That of a family's layers; ``options`` are arguments that the config does not decide."""
+        decided = {
+            "rope_theta": config.rope_theta,
+            "eps": config.norm_eps,
+            "context": config.context,
+            "gated": config.gated,
+            "qk_norm": config.qk_norm,
+        }
+        heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        return cls(config.hidden_size, *heads, **{**decided, **options})
 
     def forward(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
         """See `Mixer`."""

@@ -24,24 +24,12 @@ class Lfm2(Decoder):
 
     def __init__(self, config: Lfm2Config) -> None:
         mixers = [
-            _attention(config) if is_attention else ShortConvolution(config)
+            BoundedAttention.of(config, rotary_dim=config.head_dim)
+            if is_attention
+            else ShortConvolution(config)
             for is_attention in config.is_attention
         ]
         super().__init__(config, mixers, config.norm_eps, config.tied)
-
-
-def _attention(config: Lfm2Config) -> Mixer:
-    return BoundedAttention(
-        config.hidden_size,
-        config.num_attention_heads,
-        config.num_key_value_heads,
-        config.head_dim,
-        rotary_dim=config.head_dim,
-        rope_theta=config.rope_theta,
-        eps=config.norm_eps,
-        gated=config.gated,
-        context=config.context,
-    )
 
 
 class ShortConvolution(Mixer):

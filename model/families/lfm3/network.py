@@ -31,15 +31,11 @@ def _mixer(config: Lfm3Config, layer: int) -> Mixer:
     if not is_window and layer not in config.attention_layers:
         return ShortConvolution(config)
     rotary_dim = config.window_rotary_dim if is_window else config.rotary_dim
-    return BoundedAttention(
-        config.hidden_size,
-        config.num_attention_heads,
-        config.num_key_value_heads,
-        config.head_dim,
+    return BoundedAttention.of(
+        config,
         rotary_dim=config.head_dim,
         rope_theta=config.window_rope_theta if is_window else config.rope_theta,
         rope_factors=config.rope_factors(rotary_dim),
-        eps=config.norm_eps,
         head_gates=config.head_gates,
         context=config.window if is_window else config.context,
         sinks=0 if is_window else SINKS,

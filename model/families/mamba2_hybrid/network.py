@@ -37,17 +37,8 @@ def _mixer(config: Mamba2HybridConfig, is_attention: bool, is_mamba: bool) -> Mi
 
 
 def _attention(config: Mamba2HybridConfig) -> BoundedAttention:
-    return BoundedAttention(
-        config.hidden_size,
-        config.num_attention_heads,
-        config.num_key_value_heads,
-        config.head_dim,
-        rotary_dim=config.rotary_dim,
-        rope_theta=config.rope_theta,
-        eps=config.norm_eps,
-        context=config.context,
-        qk_norm=config.qk_norm,
-        score_scale=config.attention_scale,
+    return BoundedAttention.of(
+        config, rotary_dim=config.rotary_dim, score_scale=config.attention_scale
     )
 
 

@@ -33,24 +33,12 @@ class Qwen35(Decoder):
 
     def __init__(self, config: Qwen35Config) -> None:
         mixers = [
-            _attention(config) if is_attention else GatedDeltaNet(config)
+            BoundedAttention.of(config, rotary_dim=config.rotary_dim)
+            if is_attention
+            else GatedDeltaNet(config)
             for is_attention in config.is_attention
         ]
         super().__init__(config, mixers, config.norm_eps, config.tied)
-
-
-def _attention(config: Qwen35Config) -> Mixer:
-    return BoundedAttention(
-        config.hidden_size,
-        config.num_attention_heads,
-        config.num_key_value_heads,
-        config.head_dim,
-        rotary_dim=config.rotary_dim,
-        rope_theta=config.rope_theta,
-        eps=config.norm_eps,
-        gated=config.gated,
-        context=config.context,
-    )
 
 
 class GatedDeltaNet(Mixer):
