@@ -10,6 +10,7 @@ from typing import Literal
 from model.architectures.config import Config
 from model.architectures.hybrid import MIN_CONTEXT, default_context, with_past
 from model.checkpoint import Checkpoint
+from model.families.llama.config import LlamaConfig
 from model.files import ConfigError
 from model.state import StateLayout
 from model.tensor_spec import POSITION_BLOCK
@@ -42,10 +43,14 @@ def bounded(
 ) -> Checkpoint:
     """The checkpoint with its bound; one with a constant state is left as it is.
 
-    ``memory`` is the size of the state pool in bytes, ``num_sessions`` how many sessions are to
-    fit. Raises `ConfigError` where a bound is stated and the model can have none, or not this one.
+    Where layers have windows, ``bound.context`` is what the longest of them keeps. ``memory`` is
+    the size of the state pool in bytes, ``num_sessions`` how many sessions are to fit. Raises
+    `ConfigError` where a bound is stated and the model can have none, or not this one.
     """
     config = checkpoint.config
+    if isinstance(config, LlamaConfig) and config.windows and bound == Bound(bound.context):
+        longest = config.longest_window if bound.context is None else bound.context
+        return replace(checkpoint, config=config.with_longest_window(longest))
     if not config.context:
         if bound:
             raise ConfigError(

@@ -375,7 +375,8 @@ def build_models(
     for source in config.model:
         taken = {v.home.path: v.service.model.digest for v in versions if v.home}
         versions.append(builder.build(source, builder.read(source), taken, Metrics()))
-    if Bound(config.context, config.past) and not any(v.service.model.context for v in versions):
+    bound = Bound(config.context, config.past) if len(versions) > 1 else Bound()
+    if bound and not any(v.service.model.context for v in versions):
         raise ModelBroken("--context and --past are for models with attention layers: none has any")
     if config.state_dtype != "float32" and not any(_is_rounded(v) for v in versions):
         raise ModelBroken("--state-dtype bfloat16 is for models with recurrent sums: none has any")

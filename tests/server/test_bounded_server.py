@@ -166,3 +166,28 @@ def test_bound_is_for_models_with_attention_layers(tmp_path: Path) -> None:
         quiet = (*serve, "--model", f"b={constant}", "--log-level", "error")
         assert "none has any" in refused(*quiet)
     assert "--context" in refused("serve", "--model", constant, "--context", "8")
+
+
+async def test_windows_of_a_constant_state_are_shortened(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "windows", attention="llama-windows")
+    config = json.loads((model / "config.json").read_text())
+    config["windows"][-1]["window"] = 60
+    (model / "config.json").write_text(json.dumps(config))
+    settings = {"store": str(tmp_path / "store"), "dtype": "float32", "backend": "native"}
+    sizes = []
+    for context in (None, 32):
+        async with served(str(model), context=context, **settings) as server:
+            (listed,) = (await server.http.get("/v1/models")).json()["data"]
+            about = listed["everstream"]
+            sizes.append(about["state_bytes_per_session"])
+            assert (about["context"], about["past"]) == (0, None)
+            session = await new_session(server)
+            assert await server.text(LONG, session=session, max_tokens=2 * CONTEXT)
+    assert sizes[1] < sizes[0]
+    async with served(str(model), **settings) as server:
+        answer = await server.complete("", session=session)
+        assert answer["error"]["code"] == "snapshot_mismatch"
+    table = everstream("inspect", model, "--context", "32")
+    assert re.search(rf"state of a session\W+{sizes[1]:,} bytes", table)
+    assert "must be in 32.." in refused("serve", "--model", model, "--context", "10000")
+    assert "constant" in refused("serve", "--model", model, "--past", "slide")

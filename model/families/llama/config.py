@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
 from model.architectures.config import check_positive
 from model.architectures.hybrid import (
+    MIN_CONTEXT,
     SINKS,
     BoundedConfig,
     attention_shapes,
@@ -198,6 +199,28 @@ class LlamaConfig(BoundedConfig):
             plan.window if plan.far == "none" else list(astuple(plan)) for plan in self.windows
         ]
         return {**super().attention_options, "windows": windows}
+
+    @property
+    def longest_window(self) -> int:
+        """Tokens that the layer with the longest window keeps; 0 without windows."""
+        return max((plan.context for plan in self.windows), default=0)
+
+    def with_longest_window(self, context: int) -> LlamaConfig:
+        """Windows in the same proportions, the longest of which keeps ``context`` tokens at most.
+
+        Each fills whole blocks of positions, and none is cut below `MIN_CONTEXT` tokens. Raises
+        `ConfigError` where ``context`` is more than the longest keeps, or less than that.
+        """
+        longest = self.longest_window
+        if not MIN_CONTEXT <= context <= longest:
+            raise ConfigError(f"--context must be in {MIN_CONTEXT}..{longest}, not {context}")
+
+        def shortened(plan: LayerPlan) -> LayerPlan:
+            blocks = plan.context * context // longest // POSITION_BLOCK
+            kept = min(plan.context, max(MIN_CONTEXT, blocks * POSITION_BLOCK))
+            return replace(plan, window=kept - SINKS)
+
+        return replace(self, windows=tuple(map(shortened, self.windows)))
 
     def layer_states(self) -> list[dict[str, TensorSpec]]:
         """See `model.architectures.config.Config`."""

@@ -16,7 +16,7 @@ from model.architectures.decoder import Decoder
 from model.architectures.hybrid import with_past
 from model.architectures.network import ModelState, model_of
 from model.families.lfm2.config import Lfm2Config
-from model.families.llama.config import LlamaConfig
+from model.families.llama.config import LayerPlan, LlamaConfig
 from model.families.mamba2_hybrid.config import Mamba2HybridConfig
 from model.families.qwen35.config import Qwen35Config
 from model.files import ConfigError
@@ -292,6 +292,19 @@ def test_llama_with_windows_has_no_bound(values: dict[str, Any], message: str) -
     assert config_from_dict(config.to_dict()) == config
     with pytest.raises(ConfigError, match=message):
         config_from_dict({**sizes, "windows": [window], **values})
+
+
+def test_windows_are_shortened_in_proportion_in_whole_blocks() -> None:
+    far = LayerPlan(60, "relative", 8)
+    windows = LayerPlan(12), far, LayerPlan(252, "delta", 8), LayerPlan(444)
+    config = LlamaConfig(99, num_hidden_layers=4, windows=windows)
+    shorter = config.with_longest_window(224)
+    assert [plan.context for plan in shorter.windows] == [16, 32, 128, 224]
+    assert [plan.features for plan in shorter.windows] == [0, 8, 8, 0]
+    assert config.with_longest_window(config.longest_window) == config
+    for context in (31, 449):
+        with pytest.raises(ConfigError, match=r"--context must be in 32\.\.448, not"):
+            config.with_longest_window(context)
 
 
 def test_bound_is_the_models_own_where_none_is_given() -> None:
