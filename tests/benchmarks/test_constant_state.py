@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -28,7 +29,7 @@ from model.state import StateLayout
 from tests.adapted import tiny_config, tiny_updates, write_adapter, write_base_file
 from tests.tiny import TEXT
 
-FAR = LayerPlan(28, "relative", 8)
+FAR = LayerPlan(60, "relative", 8)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for layer in range(config.num_hidden_layers)
         for name, shape in FAR.far_shapes(*sizes).items()
     }
-    windows = [{"window": 28, "far": "relative", "features": 8}] * config.num_hidden_layers
+    windows = [dataclasses.asdict(FAR)] * config.num_hidden_layers
     changes = {"windows": windows, "context": 0}
     found = write_adapter(folder / "tiny", describe(base), tiny_updates() | far, **changes)
     os.link(base, found / base.name)
@@ -59,15 +60,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def four(model: Path) -> dict[str, Subject]:
+def compared(model: Path) -> dict[str, Subject]:
     return {subject.name: subject for subject in subjects(model)}
 
 
-def test_control_has_the_shortest_window_of_no_less_memory(four: dict[str, Subject]) -> None:
-    num_bytes = four["converted"].state()["state_bytes"]
-    control = four["window"].config
-    assert four["window"].state()["state_bytes"] >= num_bytes
-    shorter = StateLayout.of(equal_window(four["original"].config, num_bytes - 1))
+def test_control_has_the_shortest_window_of_no_less_memory(compared: dict[str, Subject]) -> None:
+    num_bytes = compared["converted"].state()["state_bytes"]
+    control = compared["window"].config
+    assert compared["window"].state()["state_bytes"] >= num_bytes
+    shorter = StateLayout.of(equal_window(compared["original"].config, num_bytes - 1))
     least = LayerPlan(control.windows[0].window - 16)
     smaller = LlamaConfig(**{**vars(control), "windows": (least,) * len(control.windows)})
     assert StateLayout.of(smaller).num_bytes < num_bytes
@@ -75,22 +76,24 @@ def test_control_has_the_shortest_window_of_no_less_memory(four: dict[str, Subje
     assert {plan.far for plan in control.windows} == {"none"}
 
 
-def test_ablated_model_keeps_windows_and_updates(four: dict[str, Subject]) -> None:
-    converted, ablated = four["converted"], four["without_far"]
-    assert [plan.window for plan in ablated.config.windows] == [28] * len(converted.config.windows)
+def test_ablated_model_keeps_windows_and_updates(compared: dict[str, Subject]) -> None:
+    converted, ablated = compared["converted"], compared["without_far"]
+    assert [plan.window for plan in ablated.config.windows] == [FAR.window] * len(
+        converted.config.windows
+    )
     assert ablated.checkpoint is converted.checkpoint
     assert ablated.state()["state_bytes"] < converted.state()["state_bytes"]
 
 
-def test_original_has_a_past_that_slides(four: dict[str, Subject]) -> None:
-    config, longer = four["original"].config, four["original"].recall
+def test_original_has_a_past_that_slides(compared: dict[str, Subject]) -> None:
+    config, longer = compared["original"].config, compared["original"].recall
     assert (config.context, config.past, longer.context) == (2048, "slide", 4096)
-    state = four["original"].state()
+    state = compared["original"].state()
     assert state["state_bytes"] == 2048 * state["bytes_per_token"]
 
 
-def test_bits_are_those_of_the_evaluation(four: dict[str, Subject], data: Path) -> None:
-    subject = four["converted"]
+def test_bits_are_those_of_the_evaluation(compared: dict[str, Subject], data: Path) -> None:
+    subject = compared["converted"]
     runtime = Runtime(subject.config, subject.checkpoint.weights, "int8")
     tokenizer, file = subject.checkpoint.tokenizer, data / FILLER
     texts = list(documents(file, "second"))
@@ -103,9 +106,9 @@ def test_bits_are_those_of_the_evaluation(four: dict[str, Subject], data: Path) 
     assert sum(parts) == pytest.approx(found["all"] * whole.num_bytes)
 
 
-def test_recall_reads_on_after_a_question(four: dict[str, Subject], data: Path) -> None:
+def test_recall_reads_on_after_a_question(compared: dict[str, Subject], data: Path) -> None:
     """Two distances in one pass give what each gives alone."""
-    subject = four["converted"]
+    subject = compared["converted"]
     runtime = Runtime(subject.config, subject.checkpoint.weights, "int8")
     tokenizer = subject.checkpoint.tokenizer
     filler = half_ids(data / FILLER, tokenizer, "second").tolist()
@@ -124,13 +127,13 @@ def test_recall_reads_on_after_a_question(four: dict[str, Subject], data: Path) 
     assert once["bits"] == pytest.approx(np.log2(share), abs=1e-4)
 
 
-def test_command_measures_all_four(model: Path, data: Path, tmp_path: Path) -> None:
+def test_command_measures_all(model: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     words = ["--model", str(model), "--data", str(data), "--max-bytes", "300"]
     main([*words, "--recalls", "2", "--distances", "60", "--output", str(out)])
     result = json.loads(out.read_text(encoding="utf-8"))
-    assert list(result["models"]) == ["converted", "original", "window", "without_far"]
+    assert list(result["models"]) == ["converted", "original", "window", "without_far", "shorter"]
     bits = [each["bits_per_byte"][FILLER]["all"] for each in result["models"].values()]
-    assert len(set(bits)) == 4
+    assert len(set(bits)) == 5
     assert all(list(each["recall"]) == ["60"] for each in result["models"].values())
     assert (result["chance"], result["recalls"]) == (0.125, 2)

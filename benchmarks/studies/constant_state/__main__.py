@@ -2,10 +2,10 @@
 
     python -m benchmarks.studies.constant_state --data FOLDER
 
-FOLDER has the validation texts of the bundled models. Four models are measured on the native
-runtime with one thread (`subjects.py`): the converted one; its original with
-a past of 2,048 tokens that slides; the original with a window of equal memory in all layers, which
-is not trained; and the converted one without its far parts.
+FOLDER has the validation texts of the bundled models. Five models are measured on the native
+runtime with one thread (`subjects.py`): the converted one; its original with a past of 2,048
+tokens that slides; the original with a window of equal memory in all layers, which is not trained;
+the converted one without its far parts; and the converted one with shorter windows, in 3 MB.
 
 - Bits per byte of the second halves of the texts, with the state carried through each document, in
   all and by the position of a token.
@@ -137,7 +137,7 @@ def main(command: Sequence[str] | None = None) -> None:
     parser.add_argument("--recalls", type=int, default=24, help="questions of each distance")
     parser.add_argument("--distances", type=int, nargs="+", default=DISTANCES)
     options = parser.parse_args(command)
-    result = Result("constant_state", options.output)
+    result = Result("studies.constant_state", options.output)
     texts = {
         name: read_texts(options.data / name, options.max_bytes or max_bytes)
         for name, max_bytes in TEXTS.items()

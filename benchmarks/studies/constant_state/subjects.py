@@ -1,4 +1,4 @@
-"""What is compared: the converted model, its original, a window of equal memory, no far parts."""
+"""What is compared: the converted model in two sizes, its original, and two controls."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from model.state import StateLayout
 from model.tensor_spec import POSITION_BLOCK
 
 CONVERTED, ORIGINAL, WINDOW, WITHOUT_FAR = "converted", "original", "window", "without_far"
+SHORTER = "shorter"
+#: Tokens that its longest window keeps: a state of about 3 MB.
+SHORTER_CONTEXT = 384
 #: Tokens that the original keeps, as it is served; and where a question comes later.
 CONTEXT, RECALL_CONTEXT = 2048, 4096
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One of the four; ``recall`` is the config with which it is asked for facts."""
+    """One of the five; ``recall`` is the config with which it is asked for facts."""
 
     name: str
     checkpoint: Checkpoint
@@ -53,6 +56,8 @@ def subjects(folder: Path) -> Iterator[Subject]:
     windows = tuple(LayerPlan(plan.window) for plan in config.windows)
     ablated = replace(config, windows=windows)
     yield Subject(WITHOUT_FAR, converted, ablated, ablated)
+    shorter = config.with_longest_window(min(SHORTER_CONTEXT, config.longest_window // 2))
+    yield Subject(SHORTER, converted, shorter, shorter)
 
 
 def equal_window(config: LlamaConfig, num_bytes: int) -> LlamaConfig:
