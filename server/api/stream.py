@@ -20,8 +20,8 @@ from server.errors import InternalFailure, InvalidRequest, QueueFull, RequestErr
 from server.models.registry import Models
 from server.models.service import Service
 from server.runtime.async_engine import AsyncEngine
-from server.sessions.idempotency import KeyInUse
 from server.sessions.loader import Cursor, Resumed
+from server.sessions.sessions import KeyInUse
 from server.store.base import Keyed
 
 # -------------------------------------------------------------------------------------------------

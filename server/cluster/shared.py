@@ -20,7 +20,7 @@ from server.errors import RequestError
 from server.runtime.async_engine import AsyncEngine
 from server.runtime.commands import Absent
 from server.sessions.loader import AttachedElsewhere, Handover, Held
-from server.sessions.prefix_tier import PrefixTier
+from server.sessions.origins import PrefixTier
 from server.store.base import HeldElsewhere, Identity, Store, StoreError
 from server.store.postgres.database import TIMEOUT_S, connect, owner_elsewhere, schema_of
 from server.store.postgres.link import SharedPlace

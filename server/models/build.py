@@ -59,7 +59,7 @@ from server.observability.metrics import Metrics
 from server.observability.tracing import OFF, Tracer
 from server.runtime.async_engine import AsyncEngine
 from server.sessions.loader import Elsewhere
-from server.sessions.named_states import NamedStates
+from server.sessions.origins import NamedStates
 from server.store.base import Identity, ImportRefused, Store, StoreError
 from server.store.portable import MAX_ABOUT_BYTES, NamedState, about_of, import_state, tuned_state
 

@@ -25,7 +25,7 @@ from server.errors import RequestError
 from server.models.backend import Backend
 from server.runtime.async_engine import AsyncEngine
 from server.sessions.loader import Elsewhere, Holding
-from server.sessions.prefix_tier import PrefixTier
+from server.sessions.origins import PrefixTier
 from server.sessions.sessions import Signing
 from server.store.base import DiskFiles, Identity, Store, StoreError
 from server.store.memory_store import LIMITS as MEMORY_LIMITS

@@ -25,15 +25,16 @@ from server.models.service import RequestLimits, TenantTokenizers
 from server.runtime import async_engine as async_engine
 from server.runtime import queues as event_queue
 from server.runtime import readers
-from server.sessions import idempotency, named_states
+from server.sessions import origins
+from server.sessions import sessions as kept_sessions
 from server.store import base as store_errors
 from server.store.base import StoreTooNew
 from tests.fakes import MODEL, ByteTokenizer
 
 #: All that have errors, but for what only an operator sees.
 MODULES = (
-    *(errors, api_errors, store_errors, async_engine, event_queue, idempotency, auth),
-    *(model_changes, named_states, prefixes, stored, storage, readers),
+    *(errors, api_errors, store_errors, async_engine, event_queue, kept_sessions, auth),
+    *(model_changes, origins, prefixes, stored, storage, readers),
 )
 
 

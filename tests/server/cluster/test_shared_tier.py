@@ -12,7 +12,7 @@ import pytest
 from server.engine.types import EngineStats
 from server.observability.metrics import Metrics
 from server.runtime.async_engine import AsyncEngine
-from server.sessions.prefix_tier import PrefixTier
+from server.sessions.origins import PrefixTier
 from server.store.base import Identity
 from server.store.memory_store import MemoryStore
 from server.store.postgres.database import PostgresDatabase, connect, migrate

@@ -54,7 +54,7 @@ from server.engine.types import Finished, Request, TokenEvent
 from server.errors import InvalidRequest, RequestError, SessionNotFound, invalid
 from server.models.service import Service
 from server.runtime.readers import Sink
-from server.sessions.idempotency import KeyInUse
+from server.sessions.sessions import KeyInUse
 
 # -------------------------------------------------------------------------------------------------
 # What a body says of the answer: sampling, format and tools, and what is echoed of it.

@@ -53,8 +53,8 @@ from server.engine.types import Event, Failed, Finished, Migrated, Started
 from server.errors import RequestError, invalid
 from server.models.service import Service
 from server.runtime.queues import EventQueue
-from server.sessions.idempotency import NO_MORE
 from server.sessions.loader import Cursor
+from server.sessions.sessions import NO_MORE
 from server.store.base import HistoryGone
 
 # -------------------------------------------------------------------------------------------------
