@@ -31,7 +31,7 @@ from server.observability.metrics import Metrics
 from server.runtime.async_engine import AsyncEngine
 from server.sessions.sessions import Signing
 from server.store.base import Identity
-from server.store.memory_store import MemoryStore
+from server.store.sqlite.store import MemoryStore
 from tests.fakes import MODEL
 
 MAX_SESSIONS = 256

@@ -31,7 +31,7 @@ from server.engine.types import Finished, Request
 from server.errors import InternalFailure, InvalidRequest, RequestError
 from server.models.backend import Backend, open_backend
 from server.store.base import Identity
-from server.store.portable import NamedState, about_of, export_state, named_state, read_any_identity
+from server.store.states import NamedState, about_of, export_state, named_state, read_any_identity
 
 #: Characters of a prompt that are shown.
 MAX_SHOWN = 200

@@ -24,8 +24,13 @@ from server.sessions.origins import PrefixTier
 from server.store.base import HeldElsewhere, Identity, Store, StoreError
 from server.store.postgres.database import TIMEOUT_S, connect, owner_elsewhere, schema_of
 from server.store.postgres.link import SharedPlace
-from server.store.postgres.objects import Connection, Objects, TableObjects
-from server.store.postgres.prefixes import SharedLimits, SharedPrefixes
+from server.store.postgres.objects import (
+    Connection,
+    Objects,
+    SharedLimits,
+    SharedPrefixes,
+    TableObjects,
+)
 from server.store.postgres.store import PostgresStore
 from server.store.table_store import StoreLimits
 

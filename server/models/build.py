@@ -61,7 +61,7 @@ from server.runtime.async_engine import AsyncEngine
 from server.sessions.loader import Elsewhere
 from server.sessions.origins import NamedStates
 from server.store.base import Identity, ImportRefused, Store, StoreError
-from server.store.portable import MAX_ABOUT_BYTES, NamedState, about_of, import_state, tuned_state
+from server.store.states import MAX_ABOUT_BYTES, NamedState, about_of, import_state, tuned_state
 
 # -------------------------------------------------------------------------------------------------
 # A file with a state that sessions can begin with: one of ours, or one tuned elsewhere.

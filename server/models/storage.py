@@ -28,12 +28,11 @@ from server.sessions.loader import Elsewhere, Holding
 from server.sessions.origins import PrefixTier
 from server.sessions.sessions import Signing
 from server.store.base import DiskFiles, Identity, Store, StoreError
-from server.store.memory_store import LIMITS as MEMORY_LIMITS
-from server.store.memory_store import MemoryStore
 from server.store.sqlite.database import DATABASE_FILE, Waiting, signing_key
 from server.store.sqlite.files import PrefixFiles
 from server.store.sqlite.maintenance import newest_identity, owner_of
-from server.store.sqlite.store import open_store
+from server.store.sqlite.store import LIMITS as MEMORY_LIMITS
+from server.store.sqlite.store import MemoryStore, open_store
 from server.store.table_store import StoreLimits
 
 #: The value of ``store`` that stores nothing beyond the process.

@@ -20,7 +20,7 @@ from server.engine.types import Request
 from server.errors import RequestError
 from server.runtime.async_engine import AsyncEngine
 from server.store.base import Identity, ImportRefused, StoreError
-from server.store.portable import NamedState, export_state, import_state
+from server.store.states import NamedState, export_state, import_state
 
 # -------------------------------------------------------------------------------------------------
 # The named states of one model: what the operator gave at start, and what the store keeps.

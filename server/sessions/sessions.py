@@ -43,7 +43,7 @@ from server.store.base import (
     Numbered,
     SessionBroken,
 )
-from server.store.portable import export_session, import_session
+from server.store.states import export_session, import_session
 
 # -------------------------------------------------------------------------------------------------
 # The tenants' limits on kept sessions: how many there are, and the bytes that they take.

@@ -32,7 +32,7 @@ from server.errors import RequestError
 from server.models.backend import BackendError, open_backend
 from server.models.build import ModelBuilder, read_state
 from server.store.base import Identity
-from server.store.portable import import_session
+from server.store.states import import_session
 
 MORE_MEMORY, CPU_S = 1 << 30, 20
 

@@ -29,7 +29,7 @@ from server.models.service import ModelInfo
 from server.observability.metrics import Metrics
 from server.runtime.async_engine import AsyncEngine
 from server.store.base import Store
-from server.store.memory_store import MemoryStore
+from server.store.sqlite.store import MemoryStore
 from tests.fakes import MODEL, ByteTokenizer, FakeEngine
 from tests.reliability.servers import STUCK_S, socket_to
 from tests.server.one_model import only

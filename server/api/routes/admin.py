@@ -22,7 +22,7 @@ from server.api.routing import (
 from server.api.schemas.parse import body_of
 from server.api.schemas.wire import ModelName, StateName, Wire
 from server.api.schemas.wire import Query as StrictQuery
-from server.store.portable import NamedState
+from server.store.states import NamedState
 
 router = APIRouter(responses=KEY_ERRORS)
 

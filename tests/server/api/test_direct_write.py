@@ -25,7 +25,7 @@ from server.models.registry import Models
 from server.models.service import Service
 from server.observability.metrics import Metrics
 from server.runtime.async_engine import AsyncEngine
-from server.store.memory_store import MemoryStore
+from server.store.sqlite.store import MemoryStore
 from tests.fakes import FakeEngine
 from tests.server.harness import InStep
 from tests.server.one_model import only
