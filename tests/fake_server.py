@@ -12,7 +12,7 @@ import sys
 import time
 
 from server.api.app import create_app
-from server.config.settings import ServerConfig
+from server.config import ServerConfig
 from server.http.server import bind, serve, with_fitting_connections
 from server.observability.logs import configure
 from server.observability.metrics import Metrics

@@ -20,7 +20,7 @@ from model.config import ModelConfig
 from model.state import StateLayout
 from model.tokenizer import Tokenizer
 from server.api.app import create_app
-from server.config.settings import ServerConfig
+from server.config import ServerConfig
 from server.engine.engine import Engine, EngineConfig
 from server.engine.runner import NOTHING, CpuStatePool, Draw, Feed, RowOutput, TokenScore
 from server.engine.types import SamplingParams

@@ -42,10 +42,9 @@ from server.api.routing import Dialect, openapi
 from server.api.schemas.parse import MAX_NAME_CHARS
 from server.api.sockets import SocketEndpoint, Sockets
 from server.api.stream import StreamCodec
-from server.config.settings import ServerConfig
+from server.config import ServerConfig
 from server.errors import InternalFailure, RequestError, invalid
-from server.models.changes import Builder, ModelChanges
-from server.models.registry import Models
+from server.models.registry import Builder, ModelChanges, Models
 from server.observability.tracing import OFF, Tracer
 
 logger = logging.getLogger("everstream.api")

@@ -25,7 +25,7 @@ from server.cli.options import (
     clear_errors,
     fail,
 )
-from server.config.values import state_file
+from server.config import state_file
 from server.engine.engine import EngineConfig
 from server.engine.types import Finished, Request
 from server.errors import InternalFailure, InvalidRequest, RequestError

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from server.config.settings import ServerConfig, object_storage_environment
+from server.config import ServerConfig, object_storage_environment
 from server.engine.types import SessionInfo
 from server.errors import RequestError
 from server.runtime.async_engine import AsyncEngine

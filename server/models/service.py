@@ -14,7 +14,7 @@ from model.chat.template import ChatTemplate
 from model.state import StateLayout
 from model.tokenizer import Tokenizer
 from server.chat.renderer import Renderer
-from server.config.settings import MIB, ServerConfig
+from server.config import MIB, ServerConfig
 from server.constraints.compiler import FormatCompiler
 from server.engine.sampling import DEFAULTS
 from server.engine.types import SamplingParams

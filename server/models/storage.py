@@ -19,8 +19,7 @@ from typing import Protocol, TypeVar
 from model.architectures.hybrid import MIN_CONTEXT, with_past
 from model.checkpoint import Checkpoint
 from model.state import StateLayout
-from server.config.settings import ServerConfig
-from server.config.values import ModelSource
+from server.config import ModelSource, ServerConfig
 from server.errors import RequestError
 from server.models.backend import Backend
 from server.runtime.async_engine import AsyncEngine

@@ -8,7 +8,7 @@ import pytest
 
 from server.api.gate import MAX_HEAD_BYTES
 from server.api.middleware import BODY_TIMEOUT_S
-from server.config.settings import ServerConfig
+from server.config import ServerConfig
 from tests.docs.pages import DOCS, names, page, rows, section
 
 PAGE = page("security.md")

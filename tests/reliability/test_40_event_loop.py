@@ -23,7 +23,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import Mount, WebSocketRoute
 
 from server.api.app import create_app
-from server.config.settings import ServerConfig
+from server.config import ServerConfig
 from server.observability.metrics import Metrics
 from server.runtime.async_engine import AsyncEngine
 from server.store.sqlite.store import MemoryStore

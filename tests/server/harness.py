@@ -19,7 +19,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from model.chat.template import ChatTemplate
 from server.api.app import create_app
 from server.api.schemas.responses import AnyFrame
-from server.config.settings import ServerConfig
+from server.config import ServerConfig
 from server.constraints.compiler import FormatCompiler
 from server.engine.session import SessionValue
 from server.engine.types import EngineStats, Request, SamplingParams

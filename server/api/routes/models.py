@@ -15,10 +15,9 @@ from server.api.routing import ERRORS, KEY_ERRORS, NOT_FOUND, body_schema, model
 from server.api.schemas import responses as answers
 from server.api.schemas.parse import body_of
 from server.api.schemas.wire import ModelPath, Wire
-from server.config.values import MODEL_NAME
+from server.config import MODEL_NAME
 from server.engine.sampling import published
-from server.models.changes import LoadingRefused, ModelChanges
-from server.models.registry import Version
+from server.models.registry import LoadingRefused, ModelChanges, Version
 from server.models.service import Service
 
 router = APIRouter()

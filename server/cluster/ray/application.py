@@ -23,8 +23,14 @@ from server.cluster.ray.router import (
     UPSCALE_DELAY_S,
     tag_of,
 )
-from server.config.settings import ConfigError, ServerConfig
-from server.config.values import TRANSPOSED, ModelSource, StateSource, state_file
+from server.config import (
+    TRANSPOSED,
+    ConfigError,
+    ModelSource,
+    ServerConfig,
+    StateSource,
+    state_file,
+)
 from server.http.server import drain
 from server.models.build import build_models
 from server.models.registry import Models

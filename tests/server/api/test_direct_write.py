@@ -19,7 +19,7 @@ from server.api.openai.completions import CompletionWriter, Shown
 from server.api.schemas.requests import StreamOptions
 from server.api.sockets import SocketEndpoint, Sockets
 from server.api.stream import StreamCodec
-from server.config.settings import ServerConfig
+from server.config import ServerConfig
 from server.engine.types import Event, Request, SamplingParams, TokenEvent
 from server.models.registry import Models
 from server.models.service import Service

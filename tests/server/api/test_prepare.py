@@ -19,8 +19,7 @@ from server.engine import prefixes
 from server.engine.sampling import with_defaults
 from server.engine.types import Request, SamplingParams
 from server.errors import InvalidRequest, RequestError
-from server.models import changes as model_changes
-from server.models import storage
+from server.models import registry, storage
 from server.models.service import RequestLimits, TenantTokenizers
 from server.runtime import async_engine as async_engine
 from server.runtime import queues as event_queue
@@ -34,7 +33,7 @@ from tests.fakes import MODEL, ByteTokenizer
 #: All that have errors, but for what only an operator sees.
 MODULES = (
     *(errors, api_errors, store_errors, async_engine, event_queue, kept_sessions, auth),
-    *(model_changes, origins, prefixes, stored, storage, readers),
+    *(registry, origins, prefixes, stored, storage, readers),
 )
 
 

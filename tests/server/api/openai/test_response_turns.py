@@ -22,7 +22,7 @@ from server.api.openai.responses.stored import (
     what_follows,
     whole_prompt,
 )
-from server.config.settings import ServerConfig
+from server.config import ServerConfig
 from server.errors import InvalidRequest
 from server.models.service import Service, make_service
 from server.observability.metrics import Metrics

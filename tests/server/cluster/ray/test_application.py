@@ -8,7 +8,7 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from server.cluster.ray.application import NAME, Replica, build
-from server.config.settings import ConfigError
+from server.config import ConfigError
 
 FILE = Path(__file__).parents[4] / "deploy" / "ray" / "serve.yaml"
 
