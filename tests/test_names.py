@@ -44,7 +44,6 @@ SAME = {
     "server": "the process: its socket, and the routes about it",
     "sessions": "kept sessions",
     "store": "a store of kept sessions",
-    "writer": "what writes the answer to a chat",
 }
 
 

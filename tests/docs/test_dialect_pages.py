@@ -13,7 +13,7 @@ from server.api.llama_server import DIALECT as LLAMA_SERVER
 from server.api.llama_server import ERRORS as LLAMA_ERRORS
 from server.api.ollama import body as ollama
 from server.api.ollama.routes import DIALECT as OLLAMA
-from server.api.ollama.writer import ERRORS as OLLAMA_ERRORS
+from server.api.ollama.routes import ERRORS as OLLAMA_ERRORS
 from server.api.schemas.parse import parse_body
 from server.api.schemas.wire import Wire
 from server.errors import InvalidRequest, RequestError

@@ -12,6 +12,8 @@ import pytest
 
 from server.api.errors import error_body
 from server.api.openai.bodies import (
+    HARMLESS,
+    OTHER_NAMES,
     CompletionBody,
     DetokenizeBody,
     EmbeddingsBody,
@@ -20,8 +22,7 @@ from server.api.openai.bodies import (
     TokenizeBody,
 )
 from server.api.openai.chat import ChatBody
-from server.api.openai.other_fields import HARMLESS, OTHER_NAMES
-from server.api.openai.responses.schemas import ResponseCreate, ResponsesBody
+from server.api.openai.responses.items import ResponseCreate, ResponsesBody
 from server.api.schemas.parse import parse_body
 from server.api.schemas.requests import Sampling
 from server.api.schemas.wire import Refusal, Wire

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from server.api.gate import MAX_HEAD_BYTES
-from server.api.middleware import BODY_TIMEOUT_S
+from server.api.gate import BODY_TIMEOUT_S, MAX_HEAD_BYTES
 from server.config import ServerConfig
 from tests.docs.pages import DOCS, names, page, rows, section
 

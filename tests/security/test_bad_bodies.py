@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from server.api.openai import bodies
 from server.api.openai import chat as chat_schemas
-from server.api.openai.responses import schemas as responses_schemas
+from server.api.openai.responses import items
 from server.api.routes.models import LoadModelBody
 from server.api.schemas import parse
 from server.api.schemas import requests as schemas
@@ -28,7 +28,7 @@ MANY = 5000
 MAX_ERRORS = 100
 MODELS: list[type[Wire]] = [
     *(bodies.CompletionBody, bodies.EmbeddingsBody, bodies.ScoreBody, bodies.TokenizeBody),
-    *(bodies.DetokenizeBody, chat_schemas.ChatBody, responses_schemas.ResponseCreate),
+    *(bodies.DetokenizeBody, chat_schemas.ChatBody, items.ResponseCreate),
     *(schemas.Generate, schemas.AppendBody, schemas.ForkBody, LoadModelBody),
 ]
 NAN = float("nan")

@@ -63,7 +63,7 @@ class Wire(BaseModel):
     """Base of all messages from a client.
 
     ``refused`` has the fields that other servers know and this one does not: see
-    `server.api.openai.other_fields`. ``hints`` have no effect here, whatever they say, and are
+    `server.api.openai.bodies`. ``hints`` have no effect here, whatever they say, and are
     listed in the head of the answer.
     """
 

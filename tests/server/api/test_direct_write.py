@@ -15,9 +15,9 @@ import pytest
 
 from server.api.answers import WRITE_EXTENSION, StreamAnswer, writer_of
 from server.api.auth import Keyring
+from server.api.connections import SocketEndpoint, Sockets
 from server.api.openai.completions import CompletionWriter, Shown
 from server.api.schemas.requests import StreamOptions
-from server.api.sockets import SocketEndpoint, Sockets
 from server.api.stream import StreamCodec
 from server.config import ServerConfig
 from server.engine.types import Event, Request, SamplingParams, TokenEvent

@@ -24,15 +24,19 @@ from server.api.chat.messages import FunctionDefinition, FunctionTool, tool_obje
 from server.api.chat.prepare import Effort, reasoning_of, sampling_of, turn_of
 from server.api.chat.prompt import Prompt
 from server.api.openai.responses.events import ResponseWriter
-from server.api.openai.responses.items import Json, Note, id_under_key, input_items, new_id
-from server.api.openai.responses.schemas import (
+from server.api.openai.responses.items import (
     LOGPROBS,
+    Json,
     NamedSchema,
+    Note,
     ResponseAllowedTools,
     ResponsesBody,
     ResponseToolChoice,
+    id_under_key,
+    input_items,
+    new_id,
 )
-from server.api.openai.responses.schemas import ToolChoice as ResponseToolChoiceField
+from server.api.openai.responses.items import ToolChoice as ResponseToolChoiceField
 from server.api.openai.responses.stored import (
     Answer,
     FindTurn,
