@@ -246,7 +246,7 @@ def serve(**flags: Any) -> None:
     from server.http.server import bind, with_fitting_connections
     from server.http.server import serve as serve_app
     from server.observability.logs import configure as configure_logs
-    from server.observability.tracer import TracingError, open_tracer
+    from server.observability.tracing import TracingError, open_tracer
 
     try:
         given = {name: value for name, value in flags.items() if value not in (None, [])}

@@ -36,7 +36,7 @@ from server.models.build import build_models
 from server.models.registry import Models
 from server.models.storage import Shared
 from server.observability.logs import configure as configure_logs
-from server.observability.tracer import open_tracer
+from server.observability.tracing import open_tracer
 
 # -------------------------------------------------------------------------------------------------
 # A configuration as plain data: all of ours that crosses to a replica, or comes from a file.
