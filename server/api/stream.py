@@ -5,7 +5,9 @@ Its description, `/asyncapi.json`, is written by the models that validate its me
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -24,8 +26,8 @@ from server.api.events import FrameWriter, created_frame, encode, error_frame, f
 from server.api.prepare import append_request, generate_request
 from server.api.routing import REF
 from server.api.schemas import requests as schemas
-from server.api.schemas.parse import in_thread_if_large, named_in, parse_message, request_id_of
-from server.api.schemas.requests import Message
+from server.api.schemas.parse import in_thread_if_large, parse_tagged, without_mark
+from server.api.schemas.requests import MESSAGE_TYPES, Message
 from server.api.schemas.responses import (
     AnyFrame,
     DeletedFrame,
@@ -41,6 +43,41 @@ from server.runtime.async_engine import AsyncEngine
 from server.sessions.loader import Cursor, Resumed
 from server.sessions.sessions import KeyInUse
 from server.store.base import Keyed
+
+# -------------------------------------------------------------------------------------------------
+# A client's frame, and the name of the request that it is about.
+
+_MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
+
+_REQUEST_ID = re.compile(r'"request_id"\s*:\s*"([^"\\\x00-\x1f]{1,64})"')
+
+
+def parse_message(text: str, max_ids: int | None = None) -> Message:
+    """A client's frame; like `server.api.schemas.parse.parse_body`."""
+    return parse_tagged(_MESSAGE, MESSAGE_TYPES, text, max_ids)
+
+
+def named_in(text: str) -> str | None:
+    """What looks like the ``request_id`` of a frame that is not worth parsing."""
+    found = _REQUEST_ID.search(text)
+    return None if found is None else found[1]
+
+
+def request_id_of(text: str) -> str | None:
+    """The ``request_id`` of a frame that is not a message, to answer it by.
+
+    Read by Python's lenient parser: a NaN or a lone surrogate elsewhere in the
+    frame is no reason to leave its sender without an answer.
+    """
+    try:
+        frame = json.loads(without_mark(text))
+        found = frame.get("request_id") if isinstance(frame, dict) else None
+        if isinstance(found, str) and len(found) <= 64 and found.encode():
+            return found
+    except (ValueError, RecursionError):  # not JSON, or an id that is not Unicode text
+        pass
+    return None
+
 
 # -------------------------------------------------------------------------------------------------
 # The answers to messages of a socket that are about a session and run nothing.

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -21,7 +19,6 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 from starlette.requests import Request as HttpRequest
 
-from server.api.schemas.requests import MESSAGE_TYPES, Message
 from server.api.schemas.wire import FIELD_ERROR, Wire, in_our_names
 from server.errors import InvalidRequest, invalid
 
@@ -35,10 +32,6 @@ MAX_INLINE_BYTES = 1 << 15
 Body = TypeVar("Body", bound=Wire)
 T = TypeVar("T")
 NO_NAMES: Mapping[str, str] = {}
-
-_MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
-
-_REQUEST_ID = re.compile(r'"request_id"\s*:\s*"([^"\\\x00-\x1f]{1,64})"')
 
 #: What pydantic calls by Python's names, in those of JSON.
 _IN_JSON = {
@@ -90,9 +83,11 @@ async def in_thread_if_large(num_bytes: int, call: Callable[[], T]) -> T:
     return call() if num_bytes <= MAX_INLINE_BYTES else await asyncio.to_thread(call)
 
 
-def parse_message(text: str, max_ids: int | None = None) -> Message:
-    """A client's frame; like `parse_body`."""
-    return _parsed(_MESSAGE.validate_python, text, max_ids)
+def parse_tagged(
+    union: TypeAdapter[T], tags: Sequence[str], text: str, max_ids: int | None = None
+) -> T:
+    """A frame as that of ``union`` which its ``type`` names, one of ``tags``; like `parse_body`."""
+    return _parsed(union.validate_python, text, max_ids, tags=tags)
 
 
 def without_mark(text: bytes | str) -> bytes | str:
@@ -107,6 +102,7 @@ def _parsed(
     text: bytes | str,
     max_ids: int | None,
     names: Mapping[str, str] = NO_NAMES,
+    tags: Sequence[str] = (),
 ) -> T:
     text = without_mark(text)
     try:
@@ -122,7 +118,7 @@ def _parsed(
     except PydanticCustomError as error:
         raise invalid((error.context or {})["field"], error.message()) from None
     except ValidationError as error:
-        raise _in_their_name(_first_problem(error, ours), value, names) from None
+        raise _in_their_name(_first_problem(error, ours, tags), value, names) from None
 
 
 def _in_their_name(
@@ -163,29 +159,7 @@ def _num_items(items: list[Any]) -> int:
     return len(items)
 
 
-def named_in(text: str) -> str | None:
-    """What looks like the ``request_id`` of a frame that is not worth parsing."""
-    found = _REQUEST_ID.search(text)
-    return None if found is None else found[1]
-
-
-def request_id_of(text: str) -> str | None:
-    """The ``request_id`` of a frame that is not a message, to answer it by.
-
-    Read by Python's lenient parser: a NaN or a lone surrogate elsewhere in the
-    frame is no reason to leave its sender without an answer.
-    """
-    try:
-        frame = json.loads(without_mark(text))
-        found = frame.get("request_id") if isinstance(frame, dict) else None
-        if isinstance(found, str) and len(found) <= 64 and found.encode():
-            return found
-    except (ValueError, RecursionError):  # not JSON, or an id that is not Unicode text
-        pass
-    return None
-
-
-def _first_problem(error: ValidationError, value: object) -> InvalidRequest:
+def _first_problem(error: ValidationError, value: object, tags: Sequence[str]) -> InvalidRequest:
     """The deepest of the first item's problems: in a union, that of the nearest type.
 
     The value is not repeated: it may be long, and it is the client's secret.
@@ -197,7 +171,7 @@ def _first_problem(error: ValidationError, value: object) -> InvalidRequest:
     message = _IN_JSON.get(nearest["type"], message)
     if nearest["type"] in ("union_tag_not_found", "union_tag_invalid"):
         if not place:
-            return invalid("type", f"must be one of {', '.join(MESSAGE_TYPES)}")
+            return invalid("type", f"must be one of {', '.join(tags)}")
         context = nearest.get("ctx", {})
         expected, tag = context.get("expected_tags"), context.get("discriminator", "'type'")
         message = f"{tag[1:-1]} must be one of {expected}" if expected else "must have a known type"
