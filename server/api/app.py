@@ -39,7 +39,7 @@ from server.api.routes import models as model_routes
 from server.api.routes import server
 from server.api.routes import sessions as session_routes
 from server.api.routing import Dialect, openapi
-from server.api.schemas.parse import MAX_NAME_CHARS
+from server.api.schemas.wire import MAX_NAME_CHARS
 from server.config import ServerConfig
 from server.errors import InternalFailure, RequestError, invalid
 from server.models.registry import Builder, ModelChanges, Models

@@ -39,8 +39,7 @@ from server.api.errors import (
     outcome,
 )
 from server.api.routing import DIALECT, Dialect
-from server.api.schemas.parse import IGNORED
-from server.api.schemas.wire import REFUSAL, has_control
+from server.api.schemas.wire import IGNORED, REFUSAL, has_control
 from server.errors import InternalFailure, RequestError, invalid
 from server.observability.tracing import OFF, Tracer
 

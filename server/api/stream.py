@@ -26,7 +26,6 @@ from server.api.events import FrameWriter, created_frame, encode, error_frame, f
 from server.api.prepare import append_request, generate_request
 from server.api.routing import REF
 from server.api.schemas import requests as schemas
-from server.api.schemas.parse import in_thread_if_large, parse_tagged, without_mark
 from server.api.schemas.requests import MESSAGE_TYPES, Message
 from server.api.schemas.responses import (
     AnyFrame,
@@ -35,6 +34,7 @@ from server.api.schemas.responses import (
     ForkedFrame,
     RewoundFrame,
 )
+from server.api.schemas.wire import in_thread_if_large, parse_tagged, without_mark
 from server.engine.types import Event, Failed, Finished, Migrated, Request, TokenEvent
 from server.errors import InternalFailure, InvalidRequest, QueueFull, RequestError, invalid
 from server.models.registry import Models
@@ -53,7 +53,7 @@ _REQUEST_ID = re.compile(r'"request_id"\s*:\s*"([^"\\\x00-\x1f]{1,64})"')
 
 
 def parse_message(text: str, max_ids: int | None = None) -> Message:
-    """A client's frame; like `server.api.schemas.parse.parse_body`."""
+    """A client's frame; like `server.api.schemas.wire.parse_body`."""
     return parse_tagged(_MESSAGE, MESSAGE_TYPES, text, max_ids)
 
 

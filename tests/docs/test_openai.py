@@ -23,9 +23,8 @@ from server.api.openai.bodies import (
 )
 from server.api.openai.chat import ChatBody
 from server.api.openai.responses.items import ResponseCreate, ResponsesBody
-from server.api.schemas.parse import parse_body
 from server.api.schemas.requests import Sampling
-from server.api.schemas.wire import Refusal, Wire
+from server.api.schemas.wire import Refusal, Wire, parse_body
 from server.engine.sampling import DEFAULTS, FIELDS
 from server.errors import InvalidRequest
 from tests.docs.pages import json_examples, names, page, rows, section

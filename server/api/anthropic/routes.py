@@ -19,8 +19,8 @@ from server.api.chat.prepare import PreparedChat, num_prompt_tokens, prepared
 from server.api.chat.reader import AnswerPiece, AnswerReader, StopFinder, Thought, WholeAnswer
 from server.api.errors import ErrorShape, error_object, outcome
 from server.api.routing import EVENT_STREAM, Dialect, body_schema, errors_as, keyed, service_for
-from server.api.schemas.parse import body_of, ignore
 from server.api.schemas.requests import Continuation
+from server.api.schemas.wire import body_of, ignore
 from server.engine.types import Event, Finished, Scored, Started, TokenEvent, Usage
 from server.errors import RequestError
 from server.models.service import TOKEN_BYTES, Service

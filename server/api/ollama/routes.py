@@ -49,8 +49,8 @@ from server.api.routing import (
     models_of,
     service_for,
 )
-from server.api.schemas.parse import body_of
 from server.api.schemas.requests import Continuation
+from server.api.schemas.wire import body_of
 from server.engine.sampling import published
 from server.engine.types import Event, Finished, Scored, Started, TokenEvent
 from server.errors import InvalidRequest, RequestError, invalid

@@ -31,10 +31,9 @@ from server.api.openai.choices import (
     written_list,
 )
 from server.api.routing import ERRORS, EVENT_STREAM, body_schema, keyed, service_with
-from server.api.schemas.parse import body_of
 from server.api.schemas.requests import SomeTokens, StreamOptions
 from server.api.schemas.responses import CompletionDetails, PromptUsage
-from server.api.schemas.wire import Refusal, Wire
+from server.api.schemas.wire import Refusal, Wire, body_of
 from server.engine.types import Event, Finished, Scored, Started, TokenEvent, Usage
 from server.engine.types import Request as EngineRequest
 from server.errors import RequestError, invalid

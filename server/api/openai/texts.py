@@ -42,8 +42,8 @@ from server.api.prepare import (
     vectors_bytes,
 )
 from server.api.routing import ERRORS, KEY_ERRORS, body_schema, service_for
-from server.api.schemas.parse import body_of
 from server.api.schemas.responses import UsageAnswer
+from server.api.schemas.wire import body_of
 from server.engine.text import TokenArray, text_with_names
 from server.engine.types import Event, Finished
 from server.engine.types import Request as EngineRequest

@@ -30,8 +30,7 @@ from server.api.routing import (
     service_for,
 )
 from server.api.schemas import responses as answers
-from server.api.schemas.parse import body_of
-from server.api.schemas.wire import ModelName, StateName, Wire
+from server.api.schemas.wire import ModelName, StateName, Wire, body_of
 from server.api.schemas.wire import Query as StrictQuery
 from server.observability import metrics
 from server.store.states import NamedState

@@ -13,8 +13,8 @@ from server.api.errors import OUTCOMES, error_object, outcome
 from server.api.openai.bodies import CompletionBody
 from server.api.openai.responses import stored
 from server.api.prepare import append_request, generate_request
-from server.api.schemas.parse import parse_body
 from server.api.schemas.requests import AppendBody
+from server.api.schemas.wire import parse_body
 from server.api.stream import parse_message, request_id_of
 from server.engine import prefixes
 from server.engine.sampling import with_defaults

@@ -59,8 +59,15 @@ from server.api.routing import (
     models_of,
     service_for,
 )
-from server.api.schemas.parse import body_of, in_thread_if_large, parse_body, without_mark
-from server.api.schemas.wire import Flag, Label, Seq
+from server.api.schemas.wire import (
+    Flag,
+    Label,
+    Seq,
+    body_of,
+    in_thread_if_large,
+    parse_body,
+    without_mark,
+)
 from server.api.schemas.wire import Query as StrictQuery
 from server.engine.types import Event, Failed, Finished, Migrated, Started
 from server.errors import InternalFailure, InvalidRequest, QueueFull, RequestError, invalid

@@ -10,7 +10,7 @@ import pytest
 from server.api.chat.messages import AssistantMessage, ToolMessage
 from server.api.openai.chat import ChatBody
 from server.api.openai.responses.items import ResponsesBody
-from server.api.schemas.parse import parse_body
+from server.api.schemas.wire import parse_body
 from server.errors import InvalidRequest
 
 Json = dict[str, Any]

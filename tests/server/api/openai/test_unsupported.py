@@ -7,8 +7,7 @@ import json
 import pytest
 
 from server.api.openai.bodies import COMPLETIONS, CompletionBody, EmbeddingsBody
-from server.api.schemas.parse import parse_body
-from server.api.schemas.wire import Refusal
+from server.api.schemas.wire import Refusal, parse_body
 from server.errors import InvalidRequest
 
 
