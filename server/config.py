@@ -93,24 +93,24 @@ def _range_of_replicas(value: str) -> str:
 ByteCount = Annotated[
     int, BeforeValidator(lambda value: parse_bytes(value) if isinstance(value, str) else value)
 ]
-Paths = Annotated[tuple[Path, ...], BeforeValidator(split)]
+_Paths = Annotated[tuple[Path, ...], BeforeValidator(split)]
 Keys = Annotated[
     tuple[str, ...],
     BeforeValidator(split),
     _each(r"[ -~]+", "a key must be printable ASCII and not empty"),
 ]
-Origins = Annotated[
+_Origins = Annotated[
     tuple[str, ...],
     BeforeValidator(split),
     _each(r"\*|https?://[^/\s]+", "an origin is scheme://host[:port] without a path, or *"),
 ]
-Hosts = Annotated[
+_Hosts = Annotated[
     tuple[str, ...],
     BeforeValidator(split),
     _each(r"\*|[A-Za-z0-9._-]+", "a host is a name without a port, or *"),
 ]
-Networks = Annotated[tuple[str, ...], BeforeValidator(split), AfterValidator(_networks)]
-Reasoning = Annotated[str | None, BeforeValidator(_on_off_or_tokens)]
+_Networks = Annotated[tuple[str, ...], BeforeValidator(split), AfterValidator(_networks)]
+_Reasoning = Annotated[str | None, BeforeValidator(_on_off_or_tokens)]
 Replicas = Annotated[str, AfterValidator(_range_of_replicas)]
 
 
@@ -176,7 +176,7 @@ def _short_name(source: str) -> str:
     return Path(source).name if name is None else name.short
 
 
-def state_source(text: str) -> StateSource:
+def _state_source(text: str) -> StateSource:
     """``NAME=FILE`` or ``MODEL/NAME=FILE``. Raises `ValueError`."""
     found = re.fullmatch(f"(?:({MODEL_NAME})/)?({MODEL_NAME})=(.+)", text, re.DOTALL)
     if found is None:
@@ -190,7 +190,7 @@ def state_file(text: str) -> StateFile:
     return StateFile(Path(path).expanduser(), path != text)
 
 
-def bundled_named(sources: tuple[ModelSource, ...]) -> tuple[ModelSource, ...]:
+def _bundled_named(sources: tuple[ModelSource, ...]) -> tuple[ModelSource, ...]:
     """Of several models, bundled ones have names already.
 
     The default goes without one where no other does, so its sessions stay where they
@@ -405,7 +405,7 @@ class ServerConfig(BaseModel):
     model: tuple[ModelSource, ...] = (ModelSource(DEFAULT_NAME, None),)
     served_model_name: str | None = Field(default=None, pattern=f"^{MODEL_NAME}$")
     tokenizer: Path | None = None
-    lora: Paths = ()
+    lora: _Paths = ()
     lora_alpha: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     #: None: no model can be loaded at run time.
     model_dir: Path | None = None
@@ -425,7 +425,7 @@ class ServerConfig(BaseModel):
     draft_model: str | None = Field(default=None, min_length=1)
     #: "on", "off", "template" (what that does by itself) or a maximum of tokens, for chats with
     #: models that think; None is the default of the family, or else of the template.
-    reasoning: Reasoning = None
+    reasoning: _Reasoning = None
 
     #: Positions that the attention layers of a model keep, if it has any; None leaves it to the
     #: memory. At the bound texts stop, or old positions slide out.
@@ -482,9 +482,9 @@ class ServerConfig(BaseModel):
     api_keys: Keys = Field(default=(), repr=False)
     admin_keys: Keys = Field(default=(), repr=False)
     keys_file: Path | None = None
-    allowed_origins: Origins = ()
-    allowed_hosts: Hosts = ()
-    trusted_proxies: Networks = ()
+    allowed_origins: _Origins = ()
+    allowed_hosts: _Hosts = ()
+    trusted_proxies: _Networks = ()
     drain_timeout_s: float = Field(default=10.0, ge=0, allow_inf_nan=False)
     retire_timeout_s: float = Field(default=3600.0, ge=0, allow_inf_nan=False)
 
@@ -518,7 +518,7 @@ class ServerConfig(BaseModel):
         value = split(value)
         if not isinstance(value, tuple) or not all(isinstance(part, str) for part in value):
             return value
-        return bundled_named(tuple(map(model_source, value)))
+        return _bundled_named(tuple(map(model_source, value)))
 
     @field_validator("model")
     @classmethod
@@ -538,7 +538,7 @@ class ServerConfig(BaseModel):
         value = split(value)
         if not isinstance(value, tuple) or not all(isinstance(part, str) for part in value):
             return value
-        return tuple(map(state_source, value))
+        return tuple(map(_state_source, value))
 
     @model_validator(mode="after")
     def _one_capacity(self) -> Self:

@@ -26,7 +26,7 @@ from server.store.rows import Database, Head
 # -------------------------------------------------------------------------------------------------
 # A state as a file: safetensors with one tensor, and strings that say what it is.
 #
-# The header is read only as `pack` writes it, byte for byte, and the checksum
+# The header is read only as `_pack` writes it, byte for byte, and the checksum
 # covers the rest, so that a file with any byte altered is refused.
 
 
@@ -42,7 +42,7 @@ _MAX_HEADER_BYTES = 64 << 20
 
 def encode_state(state: StateBlock, identity: Identity, position: int) -> list[Chunk]:
     """The file of a state that has seen ``position`` tokens, in parts."""
-    return seal({"format": FORMAT, **identity.labels, "position": str(position)}, state.data)
+    return _seal({"format": FORMAT, **identity.labels, "position": str(position)}, state.data)
 
 
 def decode_state(file: bytes, identity: Identity, position: int) -> StateBlock:
@@ -51,19 +51,19 @@ def decode_state(file: bytes, identity: Identity, position: int) -> StateBlock:
     Raises `SnapshotBroken` where the file is not as it was written, and
     `SnapshotMismatch` where it belongs to something else than ``identity``.
     """
-    about, data = unseal(file, FORMAT, identity)
+    about, data = _unseal(file, FORMAT, identity)
     if about.get("position") != str(position):
         raise SnapshotBroken(f"it is the state after {about.get('position')} tokens")
     return StateBlock(data)
 
 
-def seal(about: Mapping[str, str], data: memoryview) -> list[Chunk]:
+def _seal(about: Mapping[str, str], data: memoryview) -> list[Chunk]:
     """A file of a tensor and what it is ``about``, with a checksum of both, in parts."""
-    return pack({**about, "checksum": checksum(about, data)}, data)
+    return _pack({**about, "checksum": _checksum(about, data)}, data)
 
 
-def unseal(file: bytes, form: str, identity: Identity) -> tuple[dict[str, str], memoryview]:
-    """What `seal` was given, the tensor sharing memory with ``file``.
+def _unseal(file: bytes, form: str, identity: Identity) -> tuple[dict[str, str], memoryview]:
+    """What `_seal` was given, the tensor sharing memory with ``file``.
 
     Raises `SnapshotBroken` where the file is not as it was written or of another ``form``, and
     `SnapshotMismatch` where it belongs to something else than ``identity``.
@@ -71,7 +71,7 @@ def unseal(file: bytes, form: str, identity: Identity) -> tuple[dict[str, str], 
     about, data = unpack(file)
     if about.get("format") != form:
         raise SnapshotBroken(f"its format is not {form}")
-    check_sum(about, data)
+    _check_sum(about, data)
     check_identity(about, identity)
     return about, data
 
@@ -90,20 +90,20 @@ def check_identity(about: Mapping[str, Any], identity: Identity, what: str = "se
             )
 
 
-def checksum(about: Mapping[str, str], data: Chunk) -> str:
+def _checksum(about: Mapping[str, str], data: Chunk) -> str:
     """Covers the strings of a header and the tensor, but not the checksum itself."""
     digest = blake2b(orjson.dumps({**about, "checksum": ""}), digest_size=32)
     digest.update(data)
     return digest.hexdigest()
 
 
-def check_sum(about: Mapping[str, str], data: Chunk) -> None:
+def _check_sum(about: Mapping[str, str], data: Chunk) -> None:
     """Raises `SnapshotBroken`."""
-    if not hmac.compare_digest(checksum(about, data).encode(), about.get("checksum", "").encode()):
+    if not hmac.compare_digest(_checksum(about, data).encode(), about.get("checksum", "").encode()):
         raise SnapshotBroken("its checksum is wrong")
 
 
-def pack(about: Mapping[str, str], data: memoryview) -> list[Chunk]:
+def _pack(about: Mapping[str, str], data: memoryview) -> list[Chunk]:
     """A safetensors file of one tensor of bytes, in parts."""
     tensor = {"dtype": "U8", "shape": [data.nbytes], "data_offsets": [0, data.nbytes]}
     header = orjson.dumps({"__metadata__": about, _TENSOR: tensor})
@@ -112,7 +112,7 @@ def pack(about: Mapping[str, str], data: memoryview) -> list[Chunk]:
 
 
 def unpack(file: bytes) -> tuple[dict[str, str], memoryview]:
-    """The strings and the tensor of a file that `pack` has made. Raises `SnapshotBroken`."""
+    """The strings and the tensor of a file that `_pack` has made. Raises `SnapshotBroken`."""
     size = int.from_bytes(file[:8], "little")
     if len(file) < 8 or size > min(len(file) - 8, _MAX_HEADER_BYTES):
         raise SnapshotBroken("its header is incomplete")
@@ -123,7 +123,7 @@ def unpack(file: bytes) -> tuple[dict[str, str], memoryview]:
         raise SnapshotBroken("its header is not JSON of ours") from error
     if not isinstance(about, dict) or not all(isinstance(text, str) for text in about.values()):
         raise SnapshotBroken("its header is not strings")
-    if b"".join(pack(about, data)[:2]) != file[: 8 + size]:
+    if b"".join(_pack(about, data)[:2]) != file[: 8 + size]:
         raise SnapshotBroken("its header is not as it was written")
     return about, data
 
@@ -362,9 +362,9 @@ def export_session(value: SessionValue, identity: Identity, key: bytes) -> bytes
     data = b"" if value.state is None else value.state.data
     fields = encode(replace(value, progress=None, state=None)).decode()
     about = {"format": SESSION_FORMAT, **identity.labels, "value": fields}
-    about["checksum"] = checksum(about, data)
+    about["checksum"] = _checksum(about, data)
     about["signature"] = _signature(about, data, key)
-    return b"".join(pack(about, memoryview(data)))
+    return b"".join(_pack(about, memoryview(data)))
 
 
 def import_session(
@@ -386,7 +386,7 @@ def import_session(
         is_ours = _is_signed(about, state, key)
         if not is_ours and not trust_unsigned:
             raise ImportRefused("the file is not signed with this server's key")
-        check_sum({name: text for name, text in about.items() if name != "signature"}, state)
+        _check_sum({name: text for name, text in about.items() if name != "signature"}, state)
         check_identity(about, identity)
         value = decode_value(about.get("value", ""))
         if value.constraint is not None and not is_ours:
@@ -507,7 +507,7 @@ def export_state(state: NamedState, identity: Identity) -> list[Chunk]:
         "value": fields,
         "prompt": state.prompt,
     }
-    return seal(about, block.data)
+    return _seal(about, block.data)
 
 
 def about_of(data: bytes) -> dict[str, str] | None:
@@ -528,7 +528,7 @@ def import_state(data: bytes, identity: Identity) -> NamedState:
         about, block = unpack(data)
         if about.get("format") not in FORMATS:
             raise ImportRefused(f"the file's format is not {NAMED_STATE_FORMAT}")
-        check_sum({name: text for name, text in about.items() if name != "signature"}, block)
+        _check_sum({name: text for name, text in about.items() if name != "signature"}, block)
         check_identity(about, identity, "state")
         value = decode_value(about.get("value", ""))
     except (Malformed, SnapshotBroken) as error:
@@ -578,7 +578,7 @@ def encode_prefix(prefix: Prefix, identity: Identity) -> list[Chunk]:
         "position": str(prefix.position),
         "recent": orjson.dumps(prefix.recent).decode(),
     }
-    return seal(about, prefix.block.data)
+    return _seal(about, prefix.block.data)
 
 
 def decode_prefix(file: bytes, identity: Identity, key: bytes, num_tokens: int) -> Prefix:
@@ -587,7 +587,7 @@ def decode_prefix(file: bytes, identity: Identity, key: bytes, num_tokens: int) 
     Raises `SnapshotBroken` where the file is not as it was written, and
     `SnapshotMismatch` where it belongs to something else than ``identity``.
     """
-    about, data = unseal(file, PREFIX_FORMAT, identity)
+    about, data = _unseal(file, PREFIX_FORMAT, identity)
     if about["num_tokens"] != str(num_tokens):
         raise SnapshotBroken(f"it is the state after {about['num_tokens']} tokens")
     recent = tuple(orjson.loads(about["recent"]))

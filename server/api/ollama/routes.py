@@ -81,19 +81,19 @@ ERRORS = ErrorShape(
 
 Json = dict[str, Any]
 
-HEADERS = [
+_HEADERS = [
     (b"content-type", b"application/x-ndjson"),
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
 ]
 
 
-def shown_time() -> str:
+def _shown_time() -> str:
     """Now, as Ollama writes times."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
-def nanoseconds(seconds: float) -> int:
+def _nanoseconds(seconds: float) -> int:
     """At least 1: clients divide by it."""
     return max(1, int(seconds * 1e9))
 
@@ -104,7 +104,7 @@ class OllamaWriter:
     It is a message, or with ``is_prompt`` a text. Calls come together in one line before the last.
     """
 
-    headers = HEADERS
+    headers = _HEADERS
     comment = b""
 
     def __init__(
@@ -188,7 +188,7 @@ class OllamaWriter:
         return _written(self._head() | self._said(text, thoughts, calls or []) | {"done": False})
 
     def _head(self) -> Json:
-        return {"model": self._name, "created_at": shown_time()}
+        return {"model": self._name, "created_at": _shown_time()}
 
     def _said(self, text: str, thoughts: str, calls: list[Json]) -> Json:
         thought = {"thinking": thoughts} if thoughts else {}
@@ -210,12 +210,12 @@ class OllamaWriter:
         return {
             "done": True,
             "done_reason": "length" if end.finish_reason == "length" else "stop",
-            "total_duration": nanoseconds(now_s - self._begun_s),
+            "total_duration": _nanoseconds(now_s - self._begun_s),
             "load_duration": 0,
             "prompt_eval_count": end.usage.prompt_tokens,
-            "prompt_eval_duration": nanoseconds(first_s - self._begun_s),
+            "prompt_eval_duration": _nanoseconds(first_s - self._begun_s),
             "eval_count": end.usage.completion_tokens,
-            "eval_duration": nanoseconds(now_s - first_s),
+            "eval_duration": _nanoseconds(now_s - first_s),
             "prompt_cached_count": end.usage.cached_tokens,
         }
 
@@ -315,7 +315,7 @@ async def ollama_generate(request: Request) -> Response:
 
 
 def _place(request: Request, body: OllamaRequest) -> tuple[Service, Continuation]:
-    service = ollama_service(request, body.model)
+    service = _ollama_service(request, body.model)
     return service, keyed(request, Continuation.model_construct(model=service.model.name))
 
 
@@ -333,9 +333,9 @@ def _answer(
 
 def _loaded(body: OllamaRequest, said: dict[str, Any]) -> Response:
     """What Ollama says where it has loaded a model and nothing else: here all are loaded."""
-    head = {"model": body.model, "created_at": shown_time()}
+    head = {"model": body.model, "created_at": _shown_time()}
     line = orjson.dumps({**head, **said, "done": True, "done_reason": "load"}) + b"\n"
-    return Response(line, media_type=HEADERS[0][1].decode())
+    return Response(line, media_type=_HEADERS[0][1].decode())
 
 
 @router.post(
@@ -347,7 +347,7 @@ def _loaded(body: OllamaRequest, said: dict[str, Any]) -> Response:
 async def ollama_embed(request: Request) -> Response:
     """A unit vector for each input."""
     body = await body_of(EmbedBody, request)
-    service, begun_s = ollama_service(request, body.model), time.monotonic()
+    service, begun_s = _ollama_service(request, body.model), time.monotonic()
     inputs = [body.input] if isinstance(body.input, str) else body.input
     requests = await embedding_requests(service, new_id(), request.state.owner, [*inputs], "input")
 
@@ -357,7 +357,7 @@ async def ollama_embed(request: Request) -> Response:
             {
                 "model": body.model,
                 "embeddings": [unit_vector(end) for end in ends],
-                "total_duration": nanoseconds(time.monotonic() - begun_s),
+                "total_duration": _nanoseconds(time.monotonic() - begun_s),
                 "load_duration": 0,
                 "prompt_eval_count": sum(end.usage.prompt_tokens for end in ends),
             }
@@ -375,7 +375,7 @@ async def ollama_embed(request: Request) -> Response:
 async def ollama_embeddings(request: Request) -> Response:
     """The unit vector of one text."""
     body = await body_of(OldEmbeddingsBody, request)
-    service = ollama_service(request, body.model)
+    service = _ollama_service(request, body.model)
     (asked,) = await embedding_requests(
         service, new_id(), request.state.owner, [body.prompt], "prompt"
     )
@@ -452,7 +452,7 @@ class PullStatus(TypedDict):
     status: str
 
 
-def ollama_service(request: Request, model: str) -> Service:
+def _ollama_service(request: Request, model: str) -> Service:
     """The service of a model by its name, which may have the usual tag. Raises `ModelNotFound`."""
     known = model in models_of(request).current
     return service_for(request, model if known else model.removesuffix(TAG))
@@ -490,7 +490,7 @@ async def ollama_show(request: Request) -> Response:
     name = body.model or body.name
     if name is None:
         raise invalid("model", "must be given")
-    service = ollama_service(request, name)
+    service = _ollama_service(request, name)
     model, template = service.model, service.chat_template
     capabilities = ["completion", "tools", "embedding"]
     if template.thinking is not None:

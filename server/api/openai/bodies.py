@@ -115,7 +115,7 @@ def _typed(value: object) -> bool | None:
 _SWITCHES = {"enable_thinking": _flag, "thinking": _typed}
 
 
-def with_named_schema(value: Any) -> Any:
+def _with_named_schema(value: Any) -> Any:
     """A body in which a schema next to ``json_object``, as in llama.cpp, is OpenAI's."""
     given = value.get("response_format") if isinstance(value, dict) else None
     if not isinstance(given, dict) or given.get("type") != "json_object" or "schema" not in given:
@@ -317,7 +317,7 @@ class GenerationBody(Sampling, Continuation, Labels):
     @model_validator(mode="before")
     @classmethod
     def _usual_format(cls, value: object) -> object:
-        return with_named_schema(value)
+        return _with_named_schema(value)
 
     def check(self, shows_logprobs: bool) -> None:
         """Raises `InvalidRequest` for fields that do not go together."""
