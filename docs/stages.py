@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.report import markdown, with_tables
-from server.engine.stages import TRANSITIONS, Stage
+from server.engine.session import TRANSITIONS, Stage
 
 PAGE = Path(__file__).resolve().parent / "contribute" / "architecture.md"
 

@@ -32,8 +32,7 @@ from typing import Any
 
 from server.api.app import create_app
 from server.cluster.shared import Cluster
-from server.config.settings import ServerConfig
-from server.config.values import ModelSource
+from server.config import ModelSource, ServerConfig
 from server.http.server import Server, bind
 from server.models.build import build_models
 

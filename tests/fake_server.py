@@ -12,12 +12,12 @@ import sys
 import time
 
 from server.api.app import create_app
-from server.config.settings import ServerConfig
+from server.config import ServerConfig
 from server.http.server import bind, serve, with_fitting_connections
 from server.observability.logs import configure
 from server.observability.metrics import Metrics
 from server.runtime.async_engine import AsyncEngine
-from server.store.memory_store import MemoryStore
+from server.store.sqlite.store import MemoryStore
 from tests.fakes import MODEL, FakeEngine
 from tests.server.one_model import only
 

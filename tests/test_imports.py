@@ -34,7 +34,7 @@ ON_THE_NATIVE_WAY = (
     ),
     *(
         "server.cli.inspect",
-        "server.config.settings",
+        "server.config",
         "server.http.server",
         "server.runtime.async_engine",
     ),

@@ -39,14 +39,11 @@ SAME = {
     "database": "a connection to the database of a store",
     "errors": "errors, and how the API says them",
     "events": "the events of a session on the wire",
-    "log": "the log of kept sessions",
-    "prefixes": "states of prompts' beginnings",
     "prepare": "from a body to a request of the engine",
     "routes": "the routes of a part of an API",
     "server": "the process: its socket, and the routes about it",
     "sessions": "kept sessions",
     "store": "a store of kept sessions",
-    "writer": "what writes the answer to a chat",
 }
 
 

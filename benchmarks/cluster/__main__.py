@@ -21,7 +21,7 @@ from benchmarks.cluster.takeover import KINDS
 from benchmarks.machine import machine
 from benchmarks.process import exit_on_sigterm
 from benchmarks.report import Figures, Result, command_line, show_figures
-from server.config.settings import PREFIX, SHARED_SAVE_INTERVAL
+from server.config import PREFIX, SHARED_SAVE_INTERVAL
 
 QUICK: Figures = {
     "streams": [1, 2],

@@ -20,7 +20,7 @@ from model.config import ModelConfig
 from model.state import StateLayout
 from model.tokenizer import Tokenizer
 from server.api.app import create_app
-from server.config.settings import ServerConfig
+from server.config import ServerConfig
 from server.engine.engine import Engine, EngineConfig
 from server.engine.runner import NOTHING, CpuStatePool, Draw, Feed, RowOutput, TokenScore
 from server.engine.types import SamplingParams
@@ -31,7 +31,7 @@ from server.observability.metrics import Metrics
 from server.runtime.async_engine import AsyncEngine
 from server.sessions.sessions import Signing
 from server.store.base import Identity
-from server.store.memory_store import MemoryStore
+from server.store.sqlite.store import MemoryStore
 from tests.fakes import MODEL
 
 MAX_SESSIONS = 256

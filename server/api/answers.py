@@ -29,8 +29,8 @@ from server.engine.types import (
 from server.errors import InternalFailure, RequestError
 from server.models.service import Service
 from server.runtime.queues import MAX_IN_FLIGHT, EventQueue
-from server.sessions.idempotency import NO_MORE, KeyInUse
 from server.sessions.loader import Resumed
+from server.sessions.sessions import NO_MORE, KeyInUse
 from server.store.base import HistoryGone, Keyed
 
 # Most of a token's cost would be the layers between the engine's event and the

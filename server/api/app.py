@@ -14,38 +14,35 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
-from server.api import asyncapi, durable_streams, llama_server
+from server.api import durable_streams, llama_server, stream
 from server.api.anthropic import routes as anthropic
 from server.api.auth import Authenticator, Keyring, RouteTable
-from server.api.connections import DEFAULT_MAX_CONNECTIONS, ConnectionTable
+from server.api.connections import DEFAULT_MAX_CONNECTIONS, ConnectionTable, SocketEndpoint, Sockets
 from server.api.errors import FAILED, MethodNotAllowed, RouteNotFound
-from server.api.gate import Gate, error_response, refuse
-from server.api.middleware import (
+from server.api.gate import (
     AccessLog,
     BodyLimit,
     Cors,
     Forwarded,
+    Gate,
     HostCheck,
     TrustedProxies,
     Versioned,
+    error_response,
+    refuse,
     traced,
 )
 from server.api.ollama import routes as ollama
-from server.api.openai import chat, completions, embeddings, score, tokens
+from server.api.openai import chat, completions, texts
 from server.api.openai.responses import routes as responses
-from server.api.openai.responses.socket import ResponsesCodec
-from server.api.routes import admin, server
 from server.api.routes import models as model_routes
-from server.api.routes import server as http
+from server.api.routes import server
 from server.api.routes import sessions as session_routes
 from server.api.routing import Dialect, openapi
-from server.api.schemas.parse import MAX_NAME_CHARS
-from server.api.sockets import SocketEndpoint, Sockets
-from server.api.stream import StreamCodec
-from server.config.settings import ServerConfig
+from server.api.schemas.wire import MAX_NAME_CHARS
+from server.config import ServerConfig
 from server.errors import InternalFailure, RequestError, invalid
-from server.models.changes import Builder, ModelChanges
-from server.models.registry import Models
+from server.models.registry import Builder, ModelChanges, Models
 from server.observability.tracing import OFF, Tracer
 
 logger = logging.getLogger("everstream.api")
@@ -54,20 +51,18 @@ logger = logging.getLogger("everstream.api")
 DIALECTS: tuple[Dialect, ...] = (anthropic.DIALECT, ollama.DIALECT, llama_server.DIALECT)
 
 ROUTERS = (
-    http.router,
+    server.router,
     model_routes.router,
     completions.router,
     chat.router,
-    embeddings.router,
     responses.router,
-    score.router,
-    tokens.router,
+    texts.router,
     session_routes.router,
     durable_streams.router,
-    admin.router,
+    server.admin_router,
     model_routes.admin_router,
-    admin.states_router,
-    asyncapi.router,
+    server.states_router,
+    stream.router,
     server.pages_router,
     *(dialect.router for dialect in DIALECTS),
 )
@@ -110,7 +105,10 @@ def create_app(
     for router in ROUTERS:
         # As they are: including them would build each route again, with the schemas of its answers.
         app.router.routes.extend(router.routes)
-    for path, codec in (("/v1/stream", StreamCodec), ("/v1/responses", ResponsesCodec)):
+    for path, codec in (
+        ("/v1/stream", stream.StreamCodec),
+        ("/v1/responses", responses.ResponsesCodec),
+    ):
         endpoint = SocketEndpoint(models, app.state.sockets, codec)
         app.router.routes.append(WebSocketRoute(path, endpoint))
     app.router.default = _no_route

@@ -27,7 +27,7 @@ from starlette.types import Scope as AsgiScope
 
 from model.files import FileError, open_file, read_all
 from server.api.errors import ForeignOrigin, InvalidApiKey, RouteNotFound
-from server.config.values import ByteCount
+from server.config import ByteCount
 from server.errors import RequestError
 
 # -------------------------------------------------------------------------------------------------

@@ -36,7 +36,6 @@ from server.api.routing import (
     models_of,
     service_for,
 )
-from server.api.schemas.parse import body_of
 from server.api.schemas.requests import (
     MAX_BIASES,
     OTHER_SAMPLERS,
@@ -51,7 +50,7 @@ from server.api.schemas.requests import (
     Schema,
     TokenIds,
 )
-from server.api.schemas.wire import ModelName, Refusal, Wire
+from server.api.schemas.wire import ModelName, Refusal, Wire, body_of
 from server.engine.sampling import published
 from server.engine.text import text_with_names
 from server.engine.types import Event, Finished, Scored, Started, TokenEvent, Usage

@@ -28,7 +28,7 @@ from server.engine.text import TokenArray, check_tokens
 from server.engine.types import Dry, Finished, Request, SamplingParams, Turn
 from server.errors import InternalFailure, InvalidRequest, invalid
 from server.models.service import FLOAT_BYTES, Service
-from server.sessions.named_states import StateNotFound
+from server.sessions.origins import StateNotFound
 
 # A shorter text is encoded in the event loop: it takes less time than a thread costs.
 MAX_INLINE_CHARS = 2048

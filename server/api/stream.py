@@ -1,28 +1,83 @@
-"""`/v1/stream`: many generations over one socket, each under the client's name for it."""
+"""`/v1/stream`: many generations over one socket, each under the client's name for it.
+
+Its description, `/asyncapi.json`, is written by the models that validate its messages.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, get_args, get_type_hints
 
-from server.api.auth import MESSAGES, Caller, RateLimited
+from fastapi import APIRouter, Response
+from fastapi import Request as HttpRequest
+from orjson import dumps
+from pydantic import TypeAdapter
+from pydantic.json_schema import JsonSchemaMode
+
+from server.api.auth import MESSAGES, SUBPROTOCOL, Caller, Keyring, RateLimited
+from server.api.connections import Close, Socket
 from server.api.events import FrameWriter, created_frame, encode, error_frame, forked, resumed_frame
 from server.api.prepare import append_request, generate_request
+from server.api.routing import REF
 from server.api.schemas import requests as schemas
-from server.api.schemas.parse import in_thread_if_large, named_in, parse_message, request_id_of
-from server.api.schemas.responses import DeletedFrame, DetachedFrame, ForkedFrame, RewoundFrame
-from server.api.sockets import Close, Socket
+from server.api.schemas.requests import MESSAGE_TYPES, Message
+from server.api.schemas.responses import (
+    AnyFrame,
+    DeletedFrame,
+    DetachedFrame,
+    ForkedFrame,
+    RewoundFrame,
+)
+from server.api.schemas.wire import in_thread_if_large, parse_tagged, without_mark
 from server.engine.types import Event, Failed, Finished, Migrated, Request, TokenEvent
 from server.errors import InternalFailure, InvalidRequest, QueueFull, RequestError, invalid
 from server.models.registry import Models
 from server.models.service import Service
 from server.runtime.async_engine import AsyncEngine
-from server.sessions.idempotency import KeyInUse
 from server.sessions.loader import Cursor, Resumed
+from server.sessions.sessions import KeyInUse
 from server.store.base import Keyed
+
+# -------------------------------------------------------------------------------------------------
+# A client's frame, and the name of the request that it is about.
+
+_MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
+
+_REQUEST_ID = re.compile(r'"request_id"\s*:\s*"([^"\\\x00-\x1f]{1,64})"')
+
+
+def parse_message(text: str, max_ids: int | None = None) -> Message:
+    """A client's frame; like `server.api.schemas.wire.parse_body`."""
+    return parse_tagged(_MESSAGE, MESSAGE_TYPES, text, max_ids)
+
+
+def named_in(text: str) -> str | None:
+    """What looks like the ``request_id`` of a frame that is not worth parsing."""
+    found = _REQUEST_ID.search(text)
+    return None if found is None else found[1]
+
+
+def request_id_of(text: str) -> str | None:
+    """The ``request_id`` of a frame that is not a message, to answer it by.
+
+    Read by Python's lenient parser: a NaN or a lone surrogate elsewhere in the
+    frame is no reason to leave its sender without an answer.
+    """
+    try:
+        frame = json.loads(without_mark(text))
+        found = frame.get("request_id") if isinstance(frame, dict) else None
+        if isinstance(found, str) and len(found) <= 64 and found.encode():
+            return found
+    except (ValueError, RecursionError):  # not JSON, or an id that is not Unicode text
+        pass
+    return None
+
 
 # -------------------------------------------------------------------------------------------------
 # The answers to messages of a socket that are about a session and run nothing.
@@ -327,3 +382,141 @@ class StreamCodec:
             if id in self._alive:
                 self._end(id)
                 self._reply(error_frame(writer.request_id, error))
+
+
+# -------------------------------------------------------------------------------------------------
+# The document at `/asyncapi.json`: `/v1/stream` in AsyncAPI 3.
+#
+# https://www.asyncapi.com/docs/reference/specification/v3.0.0. Operations are those
+# of the server: it receives a client's message, and replies with frames.
+
+ADDRESS = "/v1/stream"
+
+#: The frames that answer each message. Every message may be answered with an error as well.
+REPLIES: dict[str, tuple[str, ...]] = {
+    "create": ("created",),
+    "generate": ("started", "token", "finished", "migrate", "resumed"),
+    "append": ("appended", "migrate"),
+    "cancel": ("finished",),
+    "delete": ("deleted",),
+    "fork": ("forked",),
+    "rewind": ("rewound",),
+    "resume": ("resumed", "reset", "token", "finished", "migrate"),
+    "detach": ("detached",),
+}
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/asyncapi.json")
+async def asyncapi(request: HttpRequest) -> Response:
+    """The document, with the address that it was asked for at."""
+    keyring: Keyring = request.app.state.keyring
+    wants_key = keyring.caller(None) is None
+    is_secure = request.url.scheme in ("https", "wss")
+    made = document(request.app.version, request.url.netloc, wants_key, is_secure)
+    return Response(dumps(made), media_type="application/json")
+
+
+def document(version: str, host: str, wants_key: bool, is_secure: bool = False) -> dict[str, Any]:
+    """The AsyncAPI document of a server at ``host``."""
+    messages, frames = _by_type(Message), _by_type(AnyFrame)
+    server: dict[str, Any] = {"host": host, "protocol": "wss" if is_secure else "ws"}
+    if wants_key:
+        server["security"] = [{"$ref": "#/components/securitySchemes/key"}]
+    return {
+        "asyncapi": "3.0.0",
+        "info": {
+            "title": "Everstream",
+            "version": version,
+            "description": "Token streams of many sessions over one WebSocket. "
+            f"A client may offer the subprotocol {SUBPROTOCOL}.",
+        },
+        "defaultContentType": "application/json",
+        "servers": {"here": server},
+        "channels": {
+            "stream": {
+                "address": ADDRESS,
+                "messages": {
+                    name: {"$ref": f"#/components/messages/{name}"} for name in messages | frames
+                },
+                "bindings": {"ws": {"method": "GET", "bindingVersion": "0.1.0"}},
+            }
+        },
+        "operations": {name: _operation(name) for name in messages},
+        "components": {
+            "messages": {
+                name: _message(name, described) for name, described in (messages | frames).items()
+            },
+            "schemas": _schemas([*messages.values(), *frames.values()]),
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "correlationIds": {
+                "request": {
+                    "description": "The client's name for its message.",
+                    "location": "$message.payload#/request_id",
+                }
+            },
+        },
+    }
+
+
+def _by_type(union: Any) -> dict[str, type]:
+    """The types of a union by what they have in ``type``."""
+    types: Iterable[type] = get_args(get_args(union)[0])
+    return {get_args(get_type_hints(each)["type"])[0]: each for each in types}
+
+
+def _name(described: type) -> str:
+    """What the document calls a message or a frame."""
+    return described.__name__.removesuffix("Frame")
+
+
+def _operation(name: str) -> dict[str, Any]:
+    channel = {"$ref": "#/channels/stream"}
+    return {
+        "action": "receive",
+        "channel": channel,
+        "messages": [_of_channel(name)],
+        "reply": {
+            "channel": channel,
+            "messages": [_of_channel(reply) for reply in (*REPLIES[name], "error")],
+        },
+    }
+
+
+def _of_channel(name: str) -> dict[str, str]:
+    return {"$ref": f"#/channels/stream/messages/{name}"}
+
+
+def _message(name: str, described: type) -> dict[str, Any]:
+    return {
+        "name": name,
+        "title": name,
+        "summary": (described.__doc__ or "").strip().partition("\n")[0],
+        "payload": {"$ref": REF + _name(described)},
+        "correlationId": {"$ref": "#/components/correlationIds/request"},
+    }
+
+
+def _schemas(types: Iterable[type]) -> dict[str, Any]:
+    """The schema of every type under its own name, and those of its parts."""
+    mode: JsonSchemaMode = "validation"
+    inputs = [(each.__name__, mode, TypeAdapter[Any](each)) for each in types]
+    _, made = TypeAdapter.json_schemas(inputs, ref_template=REF + "{model}")
+    found: dict[str, Any] = _plain(made["$defs"])
+    for each in types:
+        schema = found.pop(each.__name__)
+        found[_name(each)] = schema | {"title": _name(each)}
+    return dict(sorted(found.items()))
+
+
+def _plain(schema: Any) -> Any:
+    """AsyncAPI's discriminator is the name of a property alone."""
+    if isinstance(schema, list):
+        return [_plain(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    plain = {name: _plain(value) for name, value in schema.items()}
+    if isinstance(found := plain.get("discriminator"), dict) and "propertyName" in found:
+        plain["discriminator"] = found["propertyName"]
+    return plain

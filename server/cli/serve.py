@@ -1,4 +1,4 @@
-"""``everstream serve``. Each flag is a setting of `server.config.settings.ServerConfig`."""
+"""``everstream serve``. Each flag is a setting of `server.config.ServerConfig`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import typer
 
 from model.chat.template import PLAIN
 from server.cli.options import fail, version
-from server.config.settings import ConfigError, flag_of
+from server.config import ConfigError, flag_of
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from server.config.settings import ServerConfig
+    from server.config import ServerConfig
     from server.models.registry import Models
     from server.models.service import ModelInfo
     from server.models.storage import Shared
@@ -242,11 +242,11 @@ FLAGS: tuple[tuple[str, Any, str], ...] = (
 def serve(**flags: Any) -> None:
     """Serve a model over HTTP and WebSockets. Each flag is also an EVERSTREAM_* variable."""
     gc.disable()  # objects of imports and loading are never garbage
-    from server.config.settings import ServerConfig
+    from server.config import ServerConfig
     from server.http.server import bind, with_fitting_connections
     from server.http.server import serve as serve_app
     from server.observability.logs import configure as configure_logs
-    from server.observability.tracer import TracingError, open_tracer
+    from server.observability.tracing import TracingError, open_tracer
 
     try:
         given = {name: value for name, value in flags.items() if value not in (None, [])}

@@ -25,13 +25,13 @@ from server.cli.options import (
     clear_errors,
     fail,
 )
-from server.config.values import state_file
+from server.config import state_file
 from server.engine.engine import EngineConfig
 from server.engine.types import Finished, Request
 from server.errors import InternalFailure, InvalidRequest, RequestError
 from server.models.backend import Backend, open_backend
 from server.store.base import Identity
-from server.store.portable import NamedState, about_of, export_state, named_state, read_any_identity
+from server.store.states import NamedState, about_of, export_state, named_state, read_any_identity
 
 #: Characters of a prompt that are shown.
 MAX_SHOWN = 200

@@ -15,7 +15,6 @@ import typer
 
 from server.cli.options import clear_errors, fail
 from server.store.base import DiskFiles, Identity, Loaded, StoreError, create
-from server.store.portable import export_session
 from server.store.sqlite.database import DATABASE_FILE, Waiting, signing_key
 from server.store.sqlite.database import owner as owner_of_lock
 from server.store.sqlite.maintenance import (
@@ -28,6 +27,7 @@ from server.store.sqlite.maintenance import (
     sync_tree,
 )
 from server.store.sqlite.store import SqliteStore, open_store
+from server.store.states import export_session
 from server.store.table_store import StoreLimits
 
 if TYPE_CHECKING:

@@ -14,18 +14,23 @@ from typing import Any, TypeVar
 
 import orjson
 
-from server.config.settings import ServerConfig, object_storage_environment
+from server.config import ServerConfig, object_storage_environment
 from server.engine.types import SessionInfo
 from server.errors import RequestError
 from server.runtime.async_engine import AsyncEngine
 from server.runtime.commands import Absent
 from server.sessions.loader import AttachedElsewhere, Handover, Held
-from server.sessions.prefix_tier import PrefixTier
+from server.sessions.origins import PrefixTier
 from server.store.base import HeldElsewhere, Identity, Store, StoreError
 from server.store.postgres.database import TIMEOUT_S, connect, owner_elsewhere, schema_of
 from server.store.postgres.link import SharedPlace
-from server.store.postgres.objects import Connection, Objects, TableObjects
-from server.store.postgres.prefixes import SharedLimits, SharedPrefixes
+from server.store.postgres.objects import (
+    Connection,
+    Objects,
+    SharedLimits,
+    SharedPrefixes,
+    TableObjects,
+)
 from server.store.postgres.store import PostgresStore
 from server.store.table_store import StoreLimits
 

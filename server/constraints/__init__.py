@@ -1,5 +1,5 @@
 """Structured output: what a text may be, as a grammar, and which tokens may come next.
 
 A format becomes llguidance's grammar text in a child process that can be killed (`worker`,
-`compiler`); `matcher` follows it during generation.
+`compiler`); a `GrammarMatcher` follows it during generation.
 """

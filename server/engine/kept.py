@@ -19,10 +19,11 @@ from server.engine.session import (
     Rewound,
     Saved,
     Session,
+    SessionEvent,
     SessionValue,
+    Stage,
     StateBlock,
 )
-from server.engine.stages import SessionEvent, Stage
 from server.engine.tables import RequestTable, SessionTable
 from server.engine.text import Detokenizer, StopStrings, TurnText, check_tokens
 from server.engine.types import Failed, Finished, Migrated, SessionInfo, TokenEvent

@@ -12,8 +12,7 @@ from typing import Any
 from server.engine.request import Live, Phase
 from server.engine.runner import Runner, StatePool
 from server.engine.scheduler import Scheduler
-from server.engine.session import Entry, Progress, Record, Session, StateBlock
-from server.engine.stages import SessionEvent, after
+from server.engine.session import Entry, Progress, Record, Session, SessionEvent, StateBlock, after
 from server.engine.types import Event, Failed, Finished, FinishReason, Request, Usage
 from server.errors import QueueFull, RequestError, SessionBusy, SessionNotFound
 

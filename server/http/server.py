@@ -19,10 +19,15 @@ from fastapi import FastAPI
 from uvicorn.config import STARTUP_FAILURE
 
 from server.api.auth import Keyring, KeysFileError
-from server.api.connections import DEFAULT_MAX_CONNECTIONS, SPARE, ConnectionTable, OpenConnection
+from server.api.connections import (
+    DEFAULT_MAX_CONNECTIONS,
+    SPARE,
+    ConnectionTable,
+    OpenConnection,
+    Sockets,
+)
 from server.api.gate import MAX_HEAD_BYTES
-from server.api.sockets import Sockets
-from server.config.settings import ServerConfig
+from server.config import ServerConfig
 from server.http.protocols import CountedProtocol, HttpProtocol, WebSocketProtocol
 from server.models.registry import Models
 

@@ -23,8 +23,7 @@ from model.state import StateLayout, kv_cache_bytes_per_token, stored_block
 from model.tensor_spec import POSITION_BLOCK
 from model.tokenizer import TokenizerError
 from model.weights import num_parameters
-from server.config.settings import ServerConfig, set_environment
-from server.config.values import ModelSource
+from server.config import ModelSource, ServerConfig, set_environment
 from server.constraints.compiler import FormatCompiler
 from server.engine.drafts import (
     MAX_DRAFTS,
@@ -43,8 +42,7 @@ from server.engine.text import check_tokens
 from server.engine.types import SamplingParams
 from server.errors import InvalidRequest
 from server.models.backend import Backend, BackendError, open_backend
-from server.models.changes import ModelBroken
-from server.models.registry import Models, Version
+from server.models.registry import ModelBroken, Models, Version
 from server.models.service import ModelInfo, make_service, state_tensors
 from server.models.storage import (
     Home,
@@ -59,9 +57,9 @@ from server.observability.metrics import Metrics
 from server.observability.tracing import OFF, Tracer
 from server.runtime.async_engine import AsyncEngine
 from server.sessions.loader import Elsewhere
-from server.sessions.named_states import NamedStates
+from server.sessions.origins import NamedStates
 from server.store.base import Identity, ImportRefused, Store, StoreError
-from server.store.portable import MAX_ABOUT_BYTES, NamedState, about_of, import_state, tuned_state
+from server.store.states import MAX_ABOUT_BYTES, NamedState, about_of, import_state, tuned_state
 
 # -------------------------------------------------------------------------------------------------
 # A file with a state that sessions can begin with: one of ours, or one tuned elsewhere.

@@ -14,17 +14,15 @@ from model.chat.template import ChatTemplate
 from model.state import StateLayout
 from model.tokenizer import Tokenizer
 from server.chat.renderer import Renderer
-from server.config.settings import MIB, ServerConfig
+from server.config import MIB, ServerConfig
 from server.constraints.compiler import FormatCompiler
 from server.engine.sampling import DEFAULTS
 from server.engine.types import SamplingParams
 from server.errors import QueueFull, invalid
 from server.runtime.async_engine import AsyncEngine
-from server.sessions.idempotency import IdempotencyKeys
 from server.sessions.loader import Elsewhere, Holding
-from server.sessions.named_states import NamedStates
-from server.sessions.prefix_tier import PrefixTier
-from server.sessions.sessions import Sessions, Signing, Transfer
+from server.sessions.origins import NamedStates, PrefixTier
+from server.sessions.sessions import IdempotencyKeys, Sessions, Signing, Transfer
 
 # -------------------------------------------------------------------------------------------------
 # What a client may know of the model that is served.

@@ -19,21 +19,19 @@ from typing import Protocol, TypeVar
 from model.architectures.hybrid import MIN_CONTEXT, with_past
 from model.checkpoint import Checkpoint
 from model.state import StateLayout
-from server.config.settings import ServerConfig
-from server.config.values import ModelSource
+from server.config import ModelSource, ServerConfig
 from server.errors import RequestError
 from server.models.backend import Backend
 from server.runtime.async_engine import AsyncEngine
 from server.sessions.loader import Elsewhere, Holding
-from server.sessions.prefix_tier import PrefixTier
+from server.sessions.origins import PrefixTier
 from server.sessions.sessions import Signing
 from server.store.base import DiskFiles, Identity, Store, StoreError
-from server.store.memory_store import LIMITS as MEMORY_LIMITS
-from server.store.memory_store import MemoryStore
 from server.store.sqlite.database import DATABASE_FILE, Waiting, signing_key
 from server.store.sqlite.files import PrefixFiles
 from server.store.sqlite.maintenance import newest_identity, owner_of
-from server.store.sqlite.store import open_store
+from server.store.sqlite.store import LIMITS as MEMORY_LIMITS
+from server.store.sqlite.store import MemoryStore, open_store
 from server.store.table_store import StoreLimits
 
 #: The value of ``store`` that stores nothing beyond the process.

@@ -24,7 +24,6 @@ from starlette.types import Scope
 
 from server.engine.types import Finished, Request
 from server.errors import RequestError
-from server.observability.tracing import RequestSpan
 
 PATH = "/v1/traces"
 EXPORT_TIMEOUT_S = 5
@@ -57,7 +56,7 @@ class OtelTracer:
         self._tracer = provider.get_tracer("everstream")
 
     @contextmanager
-    def request(self, scope: Scope) -> Iterator[RequestSpan]:
+    def request(self, scope: Scope) -> Iterator[_RequestSpan]:
         parent = _parent(Headers(scope=scope))
         if scope["type"] == "websocket":
             token = context.attach(parent)

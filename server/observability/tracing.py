@@ -1,6 +1,6 @@
-"""Traces: the interface of a tracer and its spans, and the tracer that does nothing.
+"""Traces: a tracer and its spans, the tracer that does nothing, and the choice of one.
 
-`server.observability.otel` exports spans; `server.observability.tracer` chooses between the two.
+`server.observability.otel` exports spans; it is imported only where the configuration asks for it.
 No span holds a prompt, a generated text or a key.
 """
 
@@ -75,3 +75,28 @@ _off = _Off()
 OFF: Tracer = _off
 #: For what has no span, among others that have one.
 NO_SPAN: GenerationSpan = _off
+
+
+EXTRA = "otel"
+
+
+class TracingError(Exception):
+    """Traces cannot be sent as asked for."""
+
+
+def open_tracer(endpoint: str | None, version: str) -> Tracer:
+    """A tracer that sends to ``endpoint``, the base URL of an OTLP collector; `OFF` for None.
+
+    ``version`` is the server's. Raises `TracingError`.
+    """
+    if endpoint is None:
+        return OFF
+    if not endpoint.startswith(("http://", "https://")):
+        raise TracingError("--otel-endpoint: must be a URL that begins with http:// or https://")
+    try:
+        from server.observability.otel import connect
+    except ImportError as error:
+        raise TracingError(
+            f"--otel-endpoint needs OpenTelemetry: pip install 'everstream[{EXTRA}]'"
+        ) from error
+    return connect(endpoint, version)

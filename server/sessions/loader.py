@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, Protocol, TypeVar, get_args
 
-from server.engine.session import Past
-from server.engine.stages import SessionEvent, Stage, after
+from server.engine.session import Past, SessionEvent, Stage, after
 from server.engine.types import Finished, SessionInfo, TokenEvent
 from server.errors import RequestError, SessionAttached, SessionNotFound
 from server.runtime.async_engine import AsyncEngine

@@ -22,7 +22,7 @@ from server.store.codec import (
     unsealed,
 )
 from server.store.rows import Database, Head, Tables
-from server.store.snapshots import SnapshotRow, Snapshots, Unsaved
+from server.store.states import SnapshotRow, Snapshots, Unsaved
 
 # -------------------------------------------------------------------------------------------------
 # Rows of the journal: a line for each entry, so that damage costs the session of its line alone.

@@ -25,7 +25,7 @@ from server.store.base import (
 )
 from server.store.log import Log
 from server.store.rows import Database, Head, Tables, length_after
-from server.store.snapshots import Save, SnapshotRow, Snapshots, Unsaved
+from server.store.states import Save, SnapshotRow, Snapshots, Unsaved
 
 # -------------------------------------------------------------------------------------------------
 # Values to snapshots: written, thinned with age, and logs cut to what is needed after them.

@@ -12,7 +12,7 @@ from typer import Context
 from typer.main import get_group
 
 from server.cli.main import app
-from server.config.settings import ServerConfig
+from server.config import ServerConfig
 from tests.deploy.manifests import manifests_of
 from tests.docs.blocks import ROOT, USERS_PAGES, shell_lines
 

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import yaml
 
-from server.config.settings import ServerConfig
+from server.config import ServerConfig
 from tests.deploy.manifests import (
     DEPLOY,
     Manifest,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from server.config.settings import ServerConfig
+from server.config import ServerConfig
 from tests.deploy.manifests import DEPLOY, Manifest, check, containers_of, kustomized, manifests_of
 from tests.docs.blocks import SHELL, USERS_PAGES, Block, blocks_of
 from tests.docs.pages import flags, page

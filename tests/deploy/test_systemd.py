@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from server.config.settings import PREFIX, ServerConfig
+from server.config import PREFIX, ServerConfig
 from tests.deploy.manifests import DEPLOY
 
 UNIT = DEPLOY / "systemd" / "everstream.service"

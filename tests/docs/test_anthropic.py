@@ -12,9 +12,8 @@ import pytest
 
 from server.api.anthropic import body as bodies
 from server.api.anthropic.body import BILLING, CountBody, MessagesBody
-from server.api.anthropic.writer import ERRORS
-from server.api.schemas.parse import parse_body
-from server.api.schemas.wire import Wire, field_names
+from server.api.anthropic.routes import ERRORS
+from server.api.schemas.wire import Wire, field_names, parse_body
 from server.errors import InvalidRequest
 from tests.docs.pages import DOCS, json_examples, names, rows, section
 

@@ -13,9 +13,8 @@ from server.api.llama_server import DIALECT as LLAMA_SERVER
 from server.api.llama_server import ERRORS as LLAMA_ERRORS
 from server.api.ollama import body as ollama
 from server.api.ollama.routes import DIALECT as OLLAMA
-from server.api.ollama.writer import ERRORS as OLLAMA_ERRORS
-from server.api.schemas.parse import parse_body
-from server.api.schemas.wire import Wire
+from server.api.ollama.routes import ERRORS as OLLAMA_ERRORS
+from server.api.schemas.wire import Wire, parse_body
 from server.errors import InvalidRequest, RequestError
 from tests.docs.pages import json_examples, names, page, rows, section
 

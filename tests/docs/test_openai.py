@@ -12,6 +12,8 @@ import pytest
 
 from server.api.errors import error_body
 from server.api.openai.bodies import (
+    HARMLESS,
+    OTHER_NAMES,
     CompletionBody,
     DetokenizeBody,
     EmbeddingsBody,
@@ -20,11 +22,9 @@ from server.api.openai.bodies import (
     TokenizeBody,
 )
 from server.api.openai.chat import ChatBody
-from server.api.openai.other_fields import HARMLESS, OTHER_NAMES
-from server.api.openai.responses.schemas import ResponseCreate, ResponsesBody
-from server.api.schemas.parse import parse_body
+from server.api.openai.responses.items import ResponseCreate, ResponsesBody
 from server.api.schemas.requests import Sampling
-from server.api.schemas.wire import Refusal, Wire
+from server.api.schemas.wire import Refusal, Wire, parse_body
 from server.engine.sampling import DEFAULTS, FIELDS
 from server.errors import InvalidRequest
 from tests.docs.pages import json_examples, names, page, rows, section

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import get_args
 
 from model.bounds import DEFAULT_STATE_MEMORY_BYTES
-from server.config.settings import SHARED_SAVE_INTERVAL, ServerConfig, flag_of
-from server.config.values import parse_bytes
+from server.config import SHARED_SAVE_INTERVAL, ServerConfig, flag_of, parse_bytes
 from server.engine.types import EngineStats, Finished, FinishReason, Usage
 from server.observability.metrics import Metrics, Scrape, render
 from tests.docs.pages import flags, names, page, rows, section

@@ -17,7 +17,6 @@ from server.api.errors import OUTCOMES, error_body
 from server.api.events import FrameWriter, created_frame, encode, error_frame, resumed_frame
 from server.api.openai.bodies import CompletionBody
 from server.api.openai.completions import Completion, CompletionWriter
-from server.api.schemas.parse import parse_body, parse_message
 from server.api.schemas.requests import (
     MESSAGE_TYPES,
     Append,
@@ -38,6 +37,8 @@ from server.api.schemas.responses import (
     SessionDeleted,
     SessionList,
 )
+from server.api.schemas.wire import parse_body
+from server.api.stream import parse_message
 from server.engine.types import (
     Event,
     Finished,

@@ -6,9 +6,8 @@ import re
 
 import pytest
 
-from server.api.gate import MAX_HEAD_BYTES
-from server.api.middleware import BODY_TIMEOUT_S
-from server.config.settings import ServerConfig
+from server.api.gate import BODY_TIMEOUT_S, MAX_HEAD_BYTES
+from server.config import ServerConfig
 from tests.docs.pages import DOCS, names, page, rows, section
 
 PAGE = page("security.md")

@@ -14,7 +14,7 @@ from model.files import read_json
 from model.state import StateLayout
 from model.weights import num_parameters
 from server.cli.inspect import SERVED_BYTES
-from server.config.settings import SHARED_SAVE_INTERVAL
+from server.config import SHARED_SAVE_INTERVAL
 from server.store.sqlite.database import DATABASE_FILE
 from server.store.sqlite.store import open_store
 from server.store.table_store import StoreLimits

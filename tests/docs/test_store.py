@@ -10,7 +10,7 @@ import pytest
 
 from server.store.log import MAX_JOURNAL_ROWS, SEGMENT_ENTRIES
 from server.store.postgres import database as shared
-from server.store.postgres import log as shared_log
+from server.store.postgres import link
 from server.store.rows import TABLES
 from server.store.sqlite import database as sqlite
 from server.store.sqlite.database import CHECKPOINT_PAGES
@@ -67,7 +67,7 @@ def test_numbers_are_those_of_the_code() -> None:
     text = flowed(TEXT)
     assert f"{SEGMENT_ENTRIES} to {2 * SEGMENT_ENTRIES - 1} entries" in text
     assert f"older than {MAX_JOURNAL_ROWS:,} rows" in text
-    assert f"({shared_log.MAX_JOURNAL_ROWS} in a shared store)" in text
+    assert f"({link.MAX_JOURNAL_ROWS} in a shared store)" in text
     assert f"when it has {CHECKPOINT_PAGES} pages" in text
 
 

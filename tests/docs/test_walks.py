@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from docs.walks import Place, Walk, walks
-from server.config.values import ModelSource
+from server.config import ModelSource
 from tests.postgres import Postgres
 from tests.tiny import write_model
 

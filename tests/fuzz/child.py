@@ -24,15 +24,14 @@ from model.files import FileError, read_file
 from model.weights import StoredWeights
 from server.api.auth import limits_by_name, read_keys
 from server.cli import state as state_commands
-from server.config.settings import ServerConfig, read_config_file
-from server.config.values import ModelSource
+from server.config import ModelSource, ServerConfig, read_config_file
 from server.constraints.grammar import Vocabulary
 from server.engine.engine import EngineConfig
 from server.errors import RequestError
 from server.models.backend import BackendError, open_backend
 from server.models.build import ModelBuilder, read_state
 from server.store.base import Identity
-from server.store.portable import import_session
+from server.store.states import import_session
 
 MORE_MEMORY, CPU_S = 1 << 30, 20
 

@@ -20,7 +20,7 @@ from server.engine.session import SessionValue, StateBlock
 from server.models.backend import Backend
 from server.models.storage import identity_of
 from server.store.base import Identity
-from server.store.portable import export_session, export_state, named_state
+from server.store.states import export_session, export_state, named_state
 from tests.adapted import write_adapter, write_base_file
 from tests.gguf_files import byte_level_vocabulary, gguf_tensors, world_vocabulary, write_gguf
 from tests.published_layouts import LAYOUTS, Layout

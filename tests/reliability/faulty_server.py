@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from server.api.app import create_app
-from server.config.settings import ServerConfig
+from server.config import ServerConfig
 from server.engine.session import Record
 from server.http.server import bind, serve
 from server.observability.metrics import Metrics

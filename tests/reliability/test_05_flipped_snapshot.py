@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from server.store.base import Loaded, SnapshotBroken
-from server.store.snapshots import decode_state, encode_state
 from server.store.sqlite.maintenance import problems
 from server.store.sqlite.store import SqliteStore, open_store
+from server.store.states import decode_state, encode_state
 from tests.server.store.records import IDENTITY, Writer, block, text_after
 
 

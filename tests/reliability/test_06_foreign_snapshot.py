@@ -11,9 +11,8 @@ import pytest
 
 from server.engine.session import StateBlock
 from server.store.base import Identity, SnapshotMismatch
-from server.store.portable import export_session, import_session
-from server.store.snapshots import decode_state, encode_state
 from server.store.sqlite.store import open_store
+from server.store.states import decode_state, encode_state, export_session, import_session
 from tests.server.store.records import IDENTITY, Writer, block
 
 #: All but a bound at which texts stop: see the last test.

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from benchmarks.websocket import handshake
-from server.api.middleware import BODY_TIMEOUT_S
+from server.api.gate import BODY_TIMEOUT_S
 from server.http.protocols import LINGER_S, HttpProtocol, WebSocketProtocol
 from server.http.server import TCP_USER_TIMEOUT_MS
 from tests.reliability.bystander import bystander

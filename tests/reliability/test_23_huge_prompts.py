@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from benchmarks.websocket import TEXT, frame
-from server.config.settings import ServerConfig
+from server.config import ServerConfig
 from tests.reliability.bystander import bystander
 from tests.reliability.raw_websocket import connected, opened
 from tests.reliability.servers import STUCK_S, ServerProcess

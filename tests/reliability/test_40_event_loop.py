@@ -23,10 +23,10 @@ from fastapi.routing import APIRoute
 from starlette.routing import Mount, WebSocketRoute
 
 from server.api.app import create_app
-from server.config.settings import ServerConfig
+from server.config import ServerConfig
 from server.observability.metrics import Metrics
 from server.runtime.async_engine import AsyncEngine
-from server.store.memory_store import MemoryStore
+from server.store.sqlite.store import MemoryStore
 from tests.fakes import FakeEngine
 from tests.reliability.largest_bodies import ANY_STATUS, BODIES, Sent
 from tests.reliability.servers import STUCK_S, ServerProcess, socket_to

@@ -20,8 +20,8 @@ from server.engine.engine import Engine
 from server.engine.session import Past
 from server.errors import InternalFailure
 from server.store.base import Identity
-from server.store.portable import export_session, import_session
 from server.store.sqlite.store import open_store
+from server.store.states import export_session, import_session
 from tests.chosen_model import CHOSEN, chosen_model
 from tests.reliability.engines import BACKENDS, Model
 from tests.server.engine.drafters import ScriptedDrafter, model_drafter

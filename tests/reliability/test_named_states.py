@@ -17,7 +17,7 @@ from server.cli.state import read_prompt
 from server.models.backend import open_backend
 from server.models.build import state_in
 from server.models.storage import identity_of
-from server.store.portable import export_state
+from server.store.states import export_state
 from tests.reliability.servers import STUCK_S, ServerProcess
 from tests.reliability.streams import Frame, answer, ask, socket_of
 from tests.tiny import write_model

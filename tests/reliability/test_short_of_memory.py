@@ -13,8 +13,8 @@ from tests.tiny import write_model
 CODE = """
 import resource, sys
 from server.models.build import build_models
-from server.config.settings import ServerConfig
-from server.config.values import model_source
+from server.config import ServerConfig
+from server.config import model_source
 
 source = model_source(sys.argv[1])
 config = ServerConfig(model=(source,), store="memory", threads=1, speculation="off")

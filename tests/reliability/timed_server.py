@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from server.api.app import create_app
-from server.config.settings import ServerConfig
+from server.config import ServerConfig
 from server.constraints.compiler import FormatCompiler
 from server.http.server import bind, serve
 from server.observability.metrics import Metrics
 from server.runtime.async_engine import AsyncEngine
-from server.store.memory_store import MemoryStore
+from server.store.sqlite.store import MemoryStore
 from tests.fakes import ByteTokenizer, FakeEngine
 from tests.server.one_model import only
 

@@ -19,7 +19,7 @@ from websockets.asyncio.client import connect
 from server.api.anthropic.body import MessagesBody
 from server.api.openai.bodies import CompletionBody
 from server.api.openai.chat import ChatBody
-from server.api.openai.responses.schemas import ResponseCreate
+from server.api.openai.responses.items import ResponseCreate
 from server.api.routes.models import LoadModelBody, ReloadModelBody
 from server.api.schemas import wire
 from server.api.schemas.requests import FormatPart, Message

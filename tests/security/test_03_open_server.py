@@ -13,7 +13,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from server.api.middleware import name_of
+from server.api.gate import name_of
 from tests.forking import Forked
 from tests.reliability.servers import LOCAL, STUCK_S, ServerProcess
 from tests.server.harness import Running, running

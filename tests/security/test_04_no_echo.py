@@ -14,7 +14,7 @@ from server.api.schemas.requests import FormatPart, JsonSchema
 from server.api.schemas.wire import Wire
 from server.errors import invalid
 from server.store.base import SnapshotMismatch
-from server.store.snapshots import check_identity
+from server.store.states import check_identity
 from tests.security.test_01_names import kinds
 from tests.server.harness import Running
 from tests.server.one_model import SIGNING

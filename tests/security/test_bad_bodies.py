@@ -17,10 +17,10 @@ from pydantic import ValidationError
 
 from server.api.openai import bodies
 from server.api.openai import chat as chat_schemas
-from server.api.openai.responses import schemas as responses_schemas
+from server.api.openai.responses import items
 from server.api.routes.models import LoadModelBody
-from server.api.schemas import parse
 from server.api.schemas import requests as schemas
+from server.api.schemas import wire
 from server.api.schemas.wire import Wire
 from tests.server.harness import running
 
@@ -28,7 +28,7 @@ MANY = 5000
 MAX_ERRORS = 100
 MODELS: list[type[Wire]] = [
     *(bodies.CompletionBody, bodies.EmbeddingsBody, bodies.ScoreBody, bodies.TokenizeBody),
-    *(bodies.DetokenizeBody, chat_schemas.ChatBody, responses_schemas.ResponseCreate),
+    *(bodies.DetokenizeBody, chat_schemas.ChatBody, items.ResponseCreate),
     *(schemas.Generate, schemas.AppendBody, schemas.ForkBody, LoadModelBody),
 ]
 NAN = float("nan")
@@ -83,15 +83,15 @@ async def test_other_requests_are_answered_while_a_large_body_is_parsed(
 ) -> None:
     """The parser of the large body waits for the answer to the other request."""
     answered, parsers = threading.Event(), []
-    parsed = parse._parsed
+    parsed = wire._parsed
 
     def waiting(validate: Any, body: bytes, *others: Any) -> Any:
         parsers.append(threading.current_thread())
-        if len(body) > parse.MAX_INLINE_BYTES:
+        if len(body) > wire.MAX_INLINE_BYTES:
             assert answered.wait(30)
         return parsed(validate, body, *others)
 
-    monkeypatch.setattr(parse, "_parsed", waiting)
+    monkeypatch.setattr(wire, "_parsed", waiting)
     content = [{}] * 4000
     body = json.dumps({"messages": [{"role": "user", "content": content}] * 50})
     async with running() as server:
@@ -110,4 +110,4 @@ async def test_other_requests_are_answered_while_a_large_body_is_parsed(
 def test_value_of_many_fields_is_refused_by_its_name() -> None:
     body = {"messages": [{"role": "user", "content": "a", **FIELDS}]}
     with pytest.raises(Exception, match=r"messages\[0\].k0: there is no such field"):
-        parse.parse_body(chat_schemas.ChatBody, json.dumps(body).encode())
+        wire.parse_body(chat_schemas.ChatBody, json.dumps(body).encode())

@@ -11,9 +11,9 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from server.api import stream as websocket
-from server.api.openai.responses import socket as responses_socket
+from server.api.openai.responses import routes as responses
 from server.api.openai.responses.items import Note
-from server.api.openai.responses.socket import MAX_REMEMBERED, RecentTurns
+from server.api.openai.responses.routes import MAX_REMEMBERED, RecentTurns
 from tests.reliability.servers import socket_to
 from tests.server.api.keys import ALICE
 from tests.server.api.openai.responding import ASKED
@@ -54,8 +54,8 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         monkeypatch.setattr(module, name, parse)
 
-    noting(responses_socket, "parse_body")
-    noting(responses_socket, "_head")
+    noting(responses, "parse_body")
+    noting(responses, "_head")
     noting(websocket, "parse_message")
     return sizes
 
@@ -75,13 +75,13 @@ async def test_waiting_responses_are_bounded_by_their_bytes() -> None:
 
 async def test_bytes_wait_until_their_message_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parsed, a message takes many times its bytes, on each of many streams."""
-    gate, real = asyncio.Event(), responses_socket.prepare
+    gate, real = asyncio.Event(), responses.prepare
 
     async def held(*args: Any) -> Any:
         await gate.wait()
         return await real(*args)
 
-    monkeypatch.setattr(responses_socket, "prepare", held)
+    monkeypatch.setattr(responses, "prepare", held)
     body = {"type": "response.create", **ASKED, "instructions": LONG}
     async with running(max_message_bytes=50_000) as server, socket(server, "responses") as ours:
         for stream_id in ("a", "b", "c"):

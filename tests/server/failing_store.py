@@ -8,7 +8,7 @@ from typing import Any
 
 from server.engine.session import Record
 from server.store.base import StoreError
-from server.store.memory_store import MemoryStore
+from server.store.sqlite.store import MemoryStore
 
 
 class FailingStore(MemoryStore):

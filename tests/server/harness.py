@@ -19,7 +19,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from model.chat.template import ChatTemplate
 from server.api.app import create_app
 from server.api.schemas.responses import AnyFrame
-from server.config.settings import ServerConfig
+from server.config import ServerConfig
 from server.constraints.compiler import FormatCompiler
 from server.engine.session import SessionValue
 from server.engine.types import EngineStats, Request, SamplingParams
@@ -29,7 +29,7 @@ from server.models.service import ModelInfo
 from server.observability.metrics import Metrics
 from server.runtime.async_engine import AsyncEngine
 from server.store.base import Store
-from server.store.memory_store import MemoryStore
+from server.store.sqlite.store import MemoryStore
 from tests.fakes import MODEL, ByteTokenizer, FakeEngine
 from tests.reliability.servers import STUCK_S, socket_to
 from tests.server.one_model import only

@@ -9,7 +9,7 @@ from typing import cast
 
 from model.chat.template import ChatTemplate
 from model.tokenizer import Tokenizer
-from server.config.settings import ServerConfig
+from server.config import ServerConfig
 from server.constraints.compiler import FormatCompiler
 from server.models.registry import Models
 from server.models.service import ModelInfo, make_service

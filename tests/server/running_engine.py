@@ -13,7 +13,7 @@ from server.runtime.async_engine import AsyncEngine
 from server.runtime.queues import EventQueue
 from server.sessions.sessions import Sessions
 from server.store.base import Store
-from server.store.memory_store import MemoryStore
+from server.store.sqlite.store import MemoryStore
 from tests.fakes import FakeEngine
 from tests.reliability.servers import STUCK_S
 from tests.server.harness import Gate

@@ -12,8 +12,7 @@ import httpx
 from websockets.asyncio.client import connect
 
 from server.api.app import create_app
-from server.config.settings import ServerConfig
-from server.config.values import ModelSource, model_source
+from server.config import ModelSource, ServerConfig, model_source
 from server.http.server import bind
 from server.models.build import build_models
 from server.models.registry import Models, Version

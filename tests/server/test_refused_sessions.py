@@ -11,7 +11,7 @@ from server.engine.types import TokenEvent
 from server.errors import RequestError
 from server.runtime.threads import commit_apart
 from server.store.base import RecordRefused, StoreFailed, StoreLost
-from server.store.memory_store import MemoryStore
+from server.store.sqlite.store import MemoryStore
 from tests.server.failing_store import FailingStore
 from tests.server.runtime.test_store_thread import Desk
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from model.checkpoint import load_checkpoint
 from server.cli.main import app
-from server.config.settings import ServerConfig
+from server.config import ServerConfig
 from tests.gguf_files import byte_level_vocabulary, gguf_tensors, write_gguf
 from tests.model.commands import everstream, refused
 from tests.rwkv7 import SHAPES, published, write_pth

@@ -21,8 +21,7 @@ from server.api.chat.messages import (
     text_of,
     tool_object,
 )
-from server.chat.marks import Marks, parted
-from server.chat.renderer import Rendered
+from server.chat.renderer import Marks, Rendered, parted
 from server.engine.text import TokenArray
 from server.engine.types import Finished, TokenEvent
 from server.errors import InvalidRequest, invalid

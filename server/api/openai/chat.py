@@ -20,7 +20,7 @@ from server.api.chat.prepare import Chat, Effort, prepared
 from server.api.chat.reader import AnswerPiece, AnswerReader, Thought, WholeAnswer, WholeCall
 from server.api.errors import error_object
 from server.api.events import EpochName
-from server.api.openai.bodies import GenerationBody
+from server.api.openai.bodies import CHAT, GenerationBody, with_usual_thinking
 from server.api.openai.choices import (
     AnswerWriter,
     Json,
@@ -30,12 +30,10 @@ from server.api.openai.choices import (
     finite,
     written_list,
 )
-from server.api.openai.other_fields import CHAT, with_usual_thinking
 from server.api.routing import ERRORS, EVENT_STREAM, body_schema, keyed, service_with
-from server.api.schemas.parse import body_of
 from server.api.schemas.requests import SomeTokens, StreamOptions
 from server.api.schemas.responses import CompletionDetails, PromptUsage
-from server.api.schemas.wire import Refusal, Wire
+from server.api.schemas.wire import Refusal, Wire, body_of
 from server.engine.types import Event, Finished, Scored, Started, TokenEvent, Usage
 from server.engine.types import Request as EngineRequest
 from server.errors import RequestError, invalid

@@ -32,9 +32,9 @@ from server.api.openai.choices import (
 )
 from server.api.prepare import drawn_seed, generate_request
 from server.api.routing import ERRORS, EVENT_STREAM, body_schema, keyed, service_with
-from server.api.schemas.parse import body_of
 from server.api.schemas.requests import StreamOptions
 from server.api.schemas.responses import PromptUsage
+from server.api.schemas.wire import body_of
 from server.engine.text import TokenArray
 from server.engine.types import Event, Finished, Scored, Started, TokenEvent, Usage
 from server.engine.types import Request as EngineRequest

@@ -13,12 +13,10 @@ from server.api.answers import json_response
 from server.api.anthropic.routes import VERSION_HEADER, anthropic_model
 from server.api.routing import ERRORS, KEY_ERRORS, NOT_FOUND, body_schema, models_of, service_for
 from server.api.schemas import responses as answers
-from server.api.schemas.parse import body_of
-from server.api.schemas.wire import ModelPath, Wire
-from server.config.values import MODEL_NAME
+from server.api.schemas.wire import ModelPath, Wire, body_of
+from server.config import MODEL_NAME
 from server.engine.sampling import published
-from server.models.changes import LoadingRefused, ModelChanges
-from server.models.registry import Version
+from server.models.registry import LoadingRefused, ModelChanges, Version
 from server.models.service import Service
 
 router = APIRouter()

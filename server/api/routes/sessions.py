@@ -25,9 +25,8 @@ from server.api.routing import (
     service_with,
 )
 from server.api.schemas import responses as answers
-from server.api.schemas.parse import body_of
 from server.api.schemas.requests import AppendBody, CreateSessionBody, ForkBody, RewindBody
-from server.api.schemas.wire import EventsQuery, ListQuery, TextQuery
+from server.api.schemas.wire import EventsQuery, ListQuery, TextQuery, body_of
 from server.engine.types import SessionInfo
 from server.models.service import Service
 from server.sessions.log_text import read_text

@@ -191,7 +191,7 @@ ResponseFormat = Annotated[
 # -------------------------------------------------------------------------------------------------
 # What may come over the wire, strictly: no unknown fields, no coercion, no NaN.
 #
-# They are parsed by `server.api.schemas.parse`. Null is accepted where OpenAI accepts it
+# They are parsed by `server.api.schemas.wire`. Null is accepted where OpenAI accepts it
 # and means the default. The bodies of OpenAI's routes are next to those routes.
 
 

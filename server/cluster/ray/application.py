@@ -16,21 +16,27 @@ from ray.serve import Application
 from server.api.app import create_app
 from server.api.connections import DEFAULT_MAX_CONNECTIONS
 from server.cluster.ray.internals import Edge, drain_on_stop, listen_within_cluster
-from server.cluster.ray.router import (
+from server.cluster.ray.proxy import (
     LOOK_BACK_S,
     METRICS_INTERVAL_S,
     STREAMS,
     UPSCALE_DELAY_S,
     tag_of,
 )
-from server.config.settings import ConfigError, ServerConfig
-from server.config.values import TRANSPOSED, ModelSource, StateSource, state_file
+from server.config import (
+    TRANSPOSED,
+    ConfigError,
+    ModelSource,
+    ServerConfig,
+    StateSource,
+    state_file,
+)
 from server.http.server import drain
 from server.models.build import build_models
 from server.models.registry import Models
 from server.models.storage import Shared
 from server.observability.logs import configure as configure_logs
-from server.observability.tracer import open_tracer
+from server.observability.tracing import open_tracer
 
 # -------------------------------------------------------------------------------------------------
 # A configuration as plain data: all of ours that crosses to a replica, or comes from a file.
@@ -182,7 +188,7 @@ def build(settings: Settings) -> Application:
         graceful_shutdown_timeout_s=config.drain_timeout_s + STOP_MARGIN_S,
         graceful_shutdown_wait_loop_s=0.1,
         max_constructor_retry_count=1,
-        request_router_config={"request_router_class": f"{_HERE}.router:SessionRouter"},
+        request_router_config={"request_router_class": f"{_HERE}.proxy:SessionRouter"},
         logging_config={"log_level": "WARNING", "enable_access_log": False},
         **_number(config),
     )
@@ -194,7 +200,7 @@ def _number(config: ServerConfig) -> dict[str, Any]:
     if fewest == most:
         return {"num_replicas": fewest}
     policy = {
-        "policy_function": f"{_HERE}.router:StreamsPolicy",
+        "policy_function": f"{_HERE}.proxy:StreamsPolicy",
         "policy_kwargs": {"target_streams": config.target_streams},
     }
     return {

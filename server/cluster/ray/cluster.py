@@ -17,7 +17,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping
 
-from server.config.settings import ServerConfig, set_environment
+from server.config import ServerConfig, set_environment
 
 OBJECT_STORE_BYTES = 80 << 20
 

@@ -29,15 +29,15 @@ from server.store.postgres.link import (
     Listeners,
     Presence,
     SharedConnection,
+    SharedLog,
     SharedPlace,
     channel_name,
     retried_once,
 )
-from server.store.postgres.log import SharedLog
 from server.store.postgres.objects import AT_ONCE
 from server.store.rows import Head
-from server.store.snapshots import Save, Unsaved
 from server.store.sqlite.database import EXPIRED_AT_ONCE
+from server.store.states import Save, Unsaved
 from server.store.table_store import (
     MAX_UNSAVED_BYTES,
     OVER,

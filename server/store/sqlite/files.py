@@ -30,8 +30,13 @@ from server.store.base import (
     replace,
 )
 from server.store.codec import Malformed, decode_value
-from server.store.portable import decode_prefix, encode_prefix, read_any_identity
-from server.store.snapshots import decode_state, encode_state
+from server.store.states import (
+    decode_prefix,
+    decode_state,
+    encode_prefix,
+    encode_state,
+    read_any_identity,
+)
 
 # -------------------------------------------------------------------------------------------------
 # States as files in a folder: written whole, synced, and only then called by their names.
@@ -63,7 +68,7 @@ def foreign_states(path: Path) -> str:
 
 
 class StateFiles:
-    """Those under ``path``; see `server.store.snapshots.States`."""
+    """Those under ``path``; see `server.store.states.States`."""
 
     def __init__(self, path: Path, files: Files, identity: Identity, is_full: bool) -> None:
         self._dir, self._files, self._is_full = path / SNAPSHOTS_DIR, files, is_full

@@ -28,7 +28,6 @@ from server.store.base import (
 from server.store.codec import Malformed, decode_json, decode_value, row_sum, unpack_entry
 from server.store.log import Line, unpack_row
 from server.store.rows import COLUMNS, KEYS, SEGMENTS, Head, LogSegment, is_key_altered
-from server.store.snapshots import decode_state
 from server.store.sqlite.database import (
     DATABASE_FILE,
     MIGRATIONS,
@@ -39,6 +38,7 @@ from server.store.sqlite.database import (
 from server.store.sqlite.database import KEY_FILE as KEY_NAME
 from server.store.sqlite.files import NAMED_DIR as NAMED_DIR
 from server.store.sqlite.files import OWNER_NAME, SNAPSHOTS_DIR, broken_named, files_in
+from server.store.states import decode_state
 
 # -------------------------------------------------------------------------------------------------
 # Questions to the store in a folder that another process may have open.

@@ -6,7 +6,7 @@ import json
 
 from jsonschema import Draft7Validator
 
-from server.api.asyncapi import document
+from server.api.stream import document
 from tests.clients.javascript.conftest import CLIENT, Node
 
 SPECS = CLIENT / "node_modules" / "@asyncapi" / "specs" / "schemas"

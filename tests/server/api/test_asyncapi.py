@@ -9,10 +9,10 @@ import pytest
 from jsonschema import Draft7Validator
 from pydantic import TypeAdapter, ValidationError
 
-from server.api.asyncapi import REPLIES, document
 from server.api.events import encode
 from server.api.schemas.requests import MESSAGE_TYPES
 from server.api.schemas.responses import AnyFrame, DeletedFrame
+from server.api.stream import REPLIES, document
 from tests.server.harness import Running, checked, receive, receive_until, running, send
 
 DOCUMENT = document("0.0.0", "localhost:8000", wants_key=True)

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.config.settings import ServerConfig
+from server.config import ServerConfig
 from tests.server.api.openai.responding import socket_of
 from tests.server.api.talk import field_of, kept
 from tests.server.harness import Running, receive, running

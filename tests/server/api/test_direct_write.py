@@ -15,17 +15,17 @@ import pytest
 
 from server.api.answers import WRITE_EXTENSION, StreamAnswer, writer_of
 from server.api.auth import Keyring
+from server.api.connections import SocketEndpoint, Sockets
 from server.api.openai.completions import CompletionWriter, Shown
 from server.api.schemas.requests import StreamOptions
-from server.api.sockets import SocketEndpoint, Sockets
 from server.api.stream import StreamCodec
-from server.config.settings import ServerConfig
+from server.config import ServerConfig
 from server.engine.types import Event, Request, SamplingParams, TokenEvent
 from server.models.registry import Models
 from server.models.service import Service
 from server.observability.metrics import Metrics
 from server.runtime.async_engine import AsyncEngine
-from server.store.memory_store import MemoryStore
+from server.store.sqlite.store import MemoryStore
 from tests.fakes import FakeEngine
 from tests.server.harness import InStep
 from tests.server.one_model import only

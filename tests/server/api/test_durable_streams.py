@@ -14,7 +14,7 @@ from benchmarks import sse
 from server.api import durable_streams
 from server.runtime.readers import Follower, Followers
 from server.sessions import log_text
-from server.store.memory_store import MemoryStore
+from server.store.sqlite.store import MemoryStore
 from server.store.table_store import StoreLimits
 from tests.fakes import FakeEngine
 from tests.server.api.keys import ALICE, BOB, bearer

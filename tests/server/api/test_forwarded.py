@@ -8,7 +8,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 
 from server.api.connections import SPARE, ConnectionTable
-from server.api.middleware import TrustedProxies
+from server.api.gate import TrustedProxies
 from tests.server.harness import running
 
 PROXIES = TrustedProxies(["192.0.2.1", "10.0.0.0/8", "2001:db8::/64"])

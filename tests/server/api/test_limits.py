@@ -10,7 +10,7 @@ from starlette.types import Message
 from websockets.exceptions import ConnectionClosed
 
 from server.api.errors import BodyTooLarge, RequestTimeout
-from server.api.middleware import BodyLimit
+from server.api.gate import BodyLimit
 from tests.fakes import FakeEngine
 from tests.server.harness import Gate, Running, running
 

@@ -15,7 +15,7 @@ from benchmarks import sse
 from server.sessions import log_text
 from server.sessions.log_text import Place, offset_of
 from server.store.base import Numbered
-from server.store.memory_store import MemoryStore
+from server.store.sqlite.store import MemoryStore
 from tests.fakes import ByteTokenizer
 from tests.server.api.keys import ALICE, BOB, bearer, entry
 from tests.server.api.talk import create, post, story

@@ -9,8 +9,9 @@ import pydantic
 import pytest
 
 from server.api.openai.bodies import CompletionBody, ScoreBody
-from server.api.schemas.parse import parse_body, parse_message
 from server.api.schemas.requests import AppendBody, RewindBody
+from server.api.schemas.wire import parse_body
+from server.api.stream import parse_message
 from server.errors import InvalidRequest
 
 

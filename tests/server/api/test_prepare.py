@@ -13,27 +13,28 @@ from server.api.errors import OUTCOMES, error_object, outcome
 from server.api.openai.bodies import CompletionBody
 from server.api.openai.responses import stored
 from server.api.prepare import append_request, generate_request
-from server.api.schemas.parse import parse_body, parse_message, request_id_of
 from server.api.schemas.requests import AppendBody
+from server.api.schemas.wire import parse_body
+from server.api.stream import parse_message, request_id_of
 from server.engine import prefixes
 from server.engine.sampling import with_defaults
 from server.engine.types import Request, SamplingParams
 from server.errors import InvalidRequest, RequestError
-from server.models import changes as model_changes
-from server.models import storage
+from server.models import registry, storage
 from server.models.service import RequestLimits, TenantTokenizers
 from server.runtime import async_engine as async_engine
 from server.runtime import queues as event_queue
 from server.runtime import readers
-from server.sessions import idempotency, named_states
+from server.sessions import origins
+from server.sessions import sessions as kept_sessions
 from server.store import base as store_errors
 from server.store.base import StoreTooNew
 from tests.fakes import MODEL, ByteTokenizer
 
 #: All that have errors, but for what only an operator sees.
 MODULES = (
-    *(errors, api_errors, store_errors, async_engine, event_queue, idempotency, auth),
-    *(model_changes, named_states, prefixes, stored, storage, readers),
+    *(errors, api_errors, store_errors, async_engine, event_queue, kept_sessions, auth),
+    *(registry, origins, prefixes, stored, storage, readers),
 )
 
 

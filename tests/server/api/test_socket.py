@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from server.api.connections import Close, Socket
 from server.api.events import FrameWriter, encode
 from server.api.schemas.responses import TokenFrame
-from server.api.sockets import Close, Socket
 from server.engine.types import Event, Migrated, Request, SamplingParams, Scored, TokenEvent
 from server.errors import InternalFailure, RequestError
 from server.runtime.queues import ReaderTooSlow

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 from starlette.types import Message, Receive, Scope, Send
 
-from server.api.middleware import Traced, traced
+from server.api.gate import Traced, traced
 from server.engine.types import Finished, Request, SamplingParams, Usage
 from server.observability.otel import OtelTracer
 from server.observability.tracing import OFF

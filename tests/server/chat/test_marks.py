@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from model.tokenizer import END_OF_TEXT, Tokenizer
-from server.chat.marks import Marks
+from server.chat.renderer import Marks
 from server.errors import InvalidRequest
 from tests.tiny import TEXT, tiny_tokenizer
 

@@ -17,7 +17,7 @@ from model.checkpoint import load_checkpoint
 from model.native.runtime import Runtime
 from server.cli.main import app
 from server.cli.serve import PURPOSES, invite
-from server.config.settings import ServerConfig
+from server.config import ServerConfig
 from tests.tiny import write_model
 
 

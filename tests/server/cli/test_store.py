@@ -11,9 +11,9 @@ import typer
 from typer.testing import CliRunner, Result
 
 from server.cli.store import check_command, compact_command, export_command
-from server.store.portable import import_session
 from server.store.sqlite.database import DATABASE_FILE, signing_key
 from server.store.sqlite.store import open_store
+from server.store.states import import_session
 from tests.server.store.records import IDENTITY, Writer, block
 
 app = typer.Typer()

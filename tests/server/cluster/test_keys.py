@@ -12,7 +12,7 @@ import pytest
 
 from server.engine.types import Event
 from server.runtime.queues import EventQueue
-from server.sessions.idempotency import KeyInUse
+from server.sessions.sessions import KeyInUse
 from server.store.base import StoreFailed
 from server.store.postgres.link import REST_S
 from tests.postgres import Postgres

@@ -15,9 +15,8 @@ from server.engine.types import Event, Failed, Finished, Migrated, TokenEvent
 from server.errors import SessionAttached, SessionNotFound
 from server.runtime.async_engine import AsyncEngine
 from server.runtime.queues import EventQueue
-from server.sessions.idempotency import IdempotencyKeys, KeyInUse
 from server.sessions.loader import Cursor
-from server.sessions.sessions import Sessions
+from server.sessions.sessions import IdempotencyKeys, KeyInUse, Sessions
 from server.store.base import HeldElsewhere
 from server.store.postgres.store import PostgresStore
 from tests.fakes import STORY, FakeEngine

@@ -11,11 +11,16 @@ import psycopg
 import pytest
 
 from server.store.base import Chunk, Identity
-from server.store.portable import encode_prefix
 from server.store.postgres.database import PostgresDatabase, connect, migrate
-from server.store.postgres.objects import Connection, Objects, TableObjects
-from server.store.postgres.prefixes import SharedLimits, SharedPrefixes
+from server.store.postgres.objects import (
+    Connection,
+    Objects,
+    SharedLimits,
+    SharedPrefixes,
+    TableObjects,
+)
 from server.store.postgres.s3 import S3Objects
+from server.store.states import encode_prefix
 from tests.postgres import Postgres
 from tests.s3_server import S3Server
 from tests.server.store.prefixes import IDENTITY, TEXT, found, named, new

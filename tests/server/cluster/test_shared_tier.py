@@ -12,12 +12,11 @@ import pytest
 from server.engine.types import EngineStats
 from server.observability.metrics import Metrics
 from server.runtime.async_engine import AsyncEngine
-from server.sessions.prefix_tier import PrefixTier
+from server.sessions.origins import PrefixTier
 from server.store.base import Identity
-from server.store.memory_store import MemoryStore
 from server.store.postgres.database import PostgresDatabase, connect, migrate
-from server.store.postgres.objects import TableObjects
-from server.store.postgres.prefixes import SharedLimits, SharedPrefixes
+from server.store.postgres.objects import SharedLimits, SharedPrefixes, TableObjects
+from server.store.sqlite.store import MemoryStore
 from tests.server.running_engine import begun, collect
 from tests.tiny import request, solo, tiny_checkpoint, tiny_engine, tokens_of
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from server.config.settings import ConfigError, ServerConfig
-from server.config.values import ModelSource
+from server.config import ConfigError, ModelSource, ServerConfig
 from tests.docs.pages import page
 
 

@@ -9,14 +9,16 @@ from typer.main import get_group
 from model.bundled_models import bundled_models
 from model.checkpoint_files import Lora
 from server.cli.main import app
-from server.config.settings import (
+from server.config import (
     SHARED_SAVE_INTERVAL,
     VARIABLE_ONLY,
     ConfigError,
+    ModelSource,
     ServerConfig,
+    StateFile,
     flag_of,
+    parse_bytes,
 )
-from server.config.values import ModelSource, StateFile, parse_bytes
 
 
 @pytest.mark.parametrize(

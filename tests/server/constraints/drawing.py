@@ -14,6 +14,7 @@ import numpy as np
 
 from model.bundled_models import DEFAULT_MODEL
 from model.tokenizer import Tokenizer
+from server.constraints.compiler import GrammarMatcher
 from server.constraints.grammar import (
     GrammarEndings,
     Vocabulary,
@@ -22,7 +23,6 @@ from server.constraints.grammar import (
     ids_of,
     with_costs,
 )
-from server.constraints.matcher import GrammarMatcher
 
 
 class Drawn(NamedTuple):

@@ -8,8 +8,8 @@ import random
 import numpy as np
 import pytest
 
+from server.constraints.compiler import NotAllowed
 from server.constraints.grammar import GrammarEndings, Search, Vocabulary, grammar_text, ids_of
-from server.constraints.matcher import NotAllowed
 from server.errors import InvalidRequest
 from tests.server.constraints.drawing import (
     compiled,

@@ -20,9 +20,8 @@ from server.api.chat.calls import (
     ToolCallsFormat,
     with_texts,
 )
-from server.constraints.compiler import FormatCompiler
+from server.constraints.compiler import FormatCompiler, FreeText, GrammarMatcher
 from server.constraints.grammar import ids_of
-from server.constraints.matcher import FreeText, GrammarMatcher
 from server.constraints.worker import answer
 from server.errors import InvalidRequest, RequestError
 from tests.server.constraints.drawing import vocabulary

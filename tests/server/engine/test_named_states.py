@@ -12,7 +12,7 @@ from model.native.runtime import Runtime
 from server.engine.engine import Engine
 from server.engine.session import Past, SessionValue, StateBlock
 from server.errors import CapacityExhausted
-from server.store.portable import NamedState, named_state, tuned_state
+from server.store.states import NamedState, named_state, tuned_state
 from tests.tiny import (
     drain,
     finished,

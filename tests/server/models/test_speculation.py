@@ -13,8 +13,7 @@ import pytest
 
 from model.native.runtime import built
 from model.state import StateLayout
-from server.config.settings import ServerConfig
-from server.config.values import ModelSource
+from server.config import ModelSource, ServerConfig
 from server.engine.drafts import MAX_STREAMS, DraftCosts, SuffixDrafter
 from server.models.backend import open_backend
 from server.models.build import (
@@ -25,7 +24,7 @@ from server.models.build import (
     measured_costs,
     open_drafter,
 )
-from server.models.changes import ModelBroken
+from server.models.registry import ModelBroken
 from tests.reliability.servers import STUCK_S, ServerProcess
 from tests.server.harness import receive_until, send
 from tests.server.served import Served, served

@@ -19,8 +19,7 @@ from server.engine.types import Finished, FinishReason, Request, SamplingParams,
 from server.errors import QueueFull
 from server.observability import otel
 from server.observability.otel import OtelTracer
-from server.observability.tracer import TracingError, open_tracer
-from server.observability.tracing import OFF
+from server.observability.tracing import OFF, TracingError, open_tracer
 
 GENERATE = Request("r1", "acme", (1, 2, 3), SamplingParams(), session="sess_1")
 APPEND = Request("r2", "acme", (1, 2, 3), None)
@@ -183,7 +182,7 @@ def test_disabled_tracer_accepts_every_call() -> None:
 @pytest.mark.process
 def test_disabled_tracing_does_not_import_opentelemetry() -> None:
     code = (
-        "import sys\nfrom server.observability.tracer import open_tracer\n"
+        "import sys\nfrom server.observability.tracing import open_tracer\n"
         "open_tracer(None, '0').close()\n"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
@@ -195,7 +194,7 @@ def test_disabled_tracing_does_not_import_opentelemetry() -> None:
 def test_missing_package_is_an_error_that_names_the_extra() -> None:
     code = (
         "import sys\nsys.modules['opentelemetry.sdk'] = None\n"
-        "from server.observability.tracer import TracingError, open_tracer\n"
+        "from server.observability.tracing import TracingError, open_tracer\n"
         "try:\n    open_tracer('http://127.0.0.1:1', '0')\n"
         "except TracingError as error:\n    print(error)"
     )
@@ -283,7 +282,7 @@ def test_spans_reach_a_collector(base: str, path: str, monkeypatch: pytest.Monke
 def test_service_can_be_renamed_by_the_environment() -> None:
     with collector() as server:
         code = (
-            "from server.observability.tracer import open_tracer\n"
+            "from server.observability.tracing import open_tracer\n"
             "from tests.server.observability.test_tracing import GENERATE, finished\n"
             f"tracer = open_tracer('{server.url}', '1.2.3')\n"
             "tracer._close_timeout_s = 60\n"
@@ -302,7 +301,7 @@ def test_process_ends_without_its_collector() -> None:
     with collector() as server:
         url = server.url  # where no server listens any more
     code = (
-        "from server.observability.tracer import open_tracer\n"
+        "from server.observability.tracing import open_tracer\n"
         "from tests.server.observability.test_tracing import GENERATE, finished\n"
         f"tracer = open_tracer('{url}', '0.0.0')\n"
         "tracer.generation(GENERATE, 'r1').finished(finished(), None)\n"

@@ -9,7 +9,7 @@ import pytest
 from server.engine.types import Event, Finished, Request
 from server.errors import SessionAttached
 from server.runtime.queues import EventQueue
-from server.sessions.idempotency import IdempotencyKeys, KeyInUse
+from server.sessions.sessions import IdempotencyKeys, KeyInUse
 from server.store.base import HistoryGone
 from tests.server.failing_store import FailingStore
 from tests.server.running_engine import begun, collect, request, run

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.engine.engine import Engine
-from server.engine.stages import TRANSITIONS, SessionEvent, Stage
+from server.engine.session import TRANSITIONS, SessionEvent, Stage
 from server.engine.types import Event
 from server.errors import RequestError
 from server.runtime.async_engine import AsyncEngine

@@ -15,7 +15,7 @@ from websockets.asyncio.client import ClientConnection
 from model.checkpoint import load_checkpoint
 from server.cli.state import read_prompt, write_state
 from server.models.backend import open_backend
-from server.models.changes import ModelBroken
+from server.models.registry import ModelBroken
 from server.models.storage import identity_of
 from tests.rwkv7 import SHAPES, published, write_pth
 from tests.server.cli.test_state import time_states

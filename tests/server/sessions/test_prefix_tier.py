@@ -14,7 +14,7 @@ import pytest
 from server.engine.prefixes import Evicted, Prefix, PrefixHandle, keys
 from server.engine.session import StateBlock
 from server.engine.types import Request, SamplingParams
-from server.sessions.prefix_tier import MAX_UNWRITTEN, PrefixTier
+from server.sessions.origins import MAX_UNWRITTEN, PrefixTier
 from tests.fakes import EOS, STATE_BYTES, FakeEngine
 from tests.server.running_engine import driving, run, until
 

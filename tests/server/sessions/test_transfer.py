@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from server.sessions.sessions import Signing
-from server.store.portable import export_session, import_session
+from server.store.states import export_session, import_session
 from tests.fakes import STATE_BYTES
 from tests.server.api.talk import create, info, kept, left, post, story
 from tests.server.harness import Running, running

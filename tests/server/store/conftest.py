@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from server.store.base import Store
-from server.store.memory_store import MemoryStore
 from server.store.postgres.store import PostgresStore
-from server.store.sqlite.store import open_store
+from server.store.sqlite.store import MemoryStore, open_store
 from server.store.table_store import StoreLimits
 from tests.postgres import binaries
 from tests.server.cluster.stores import shared_place

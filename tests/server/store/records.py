@@ -21,7 +21,7 @@ from server.engine.session import (
 )
 from server.engine.types import Finished, FinishReason, Request, SamplingParams, TokenEvent, Usage
 from server.store.base import Chunk, Identity, Keyed, Store
-from server.store.portable import export_state, tuned_state
+from server.store.states import export_state, tuned_state
 
 STATE_BYTES = 24
 IDENTITY = Identity("model-1", "tokenizer-1", "native", "float32", STATE_BYTES, "layout-1")

@@ -9,7 +9,7 @@ import pytest
 from server.engine.session import Accepted
 from server.errors import SessionNotFound
 from server.store.base import HistoryGone, Store, StoreLost
-from server.store.memory_store import MemoryStore
+from server.store.sqlite.store import MemoryStore
 from tests.server.store.records import (
     IDENTITY,
     STATE_BYTES,

@@ -8,7 +8,7 @@ import pytest
 
 from server.engine.session import Constraint, SessionValue, UnfedSegment
 from server.store.base import ImportRefused, SnapshotMismatch
-from server.store.portable import (
+from server.store.states import (
     NamedState,
     about_of,
     export_session,

@@ -12,9 +12,8 @@ from safetensors import safe_open
 
 from server.engine.session import Constraint, SessionValue, StateBlock, UnfedSegment
 from server.store.base import ImportRefused, SnapshotMismatch
-from server.store.portable import MAX_ABOUT_BYTES, export_session, import_session
-from server.store.snapshots import unpack
 from server.store.sqlite.database import signing_key
+from server.store.states import MAX_ABOUT_BYTES, export_session, import_session, unpack
 from tests.server.store.records import IDENTITY, STATE_BYTES, Writer, block
 
 KEY = b"k" * 32

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from server.store.base import DiskFiles, Identity
-from server.store.portable import encode_prefix
 from server.store.sqlite.files import (
     DEFAULT_PREFIX_BYTES,
     LENT_S,
     PrefixFiles,
     default_bytes,
 )
+from server.store.states import encode_prefix
 from tests.server.store.prefixes import IDENTITY, TEXT, found, named, new
 
 MIB = 1 << 20

@@ -28,10 +28,9 @@ from hypothesis.stateful import (
 from server.engine.session import Record
 from server.engine.types import Finished
 from server.store.base import Fenced, Keyed, Store
-from server.store.memory_store import MemoryStore
 from server.store.sqlite.database import Waiting
 from server.store.sqlite.maintenance import problems
-from server.store.sqlite.store import SqliteStore, open_store
+from server.store.sqlite.store import MemoryStore, SqliteStore, open_store
 from server.store.table_store import StoreLimits
 from tests.server.store.records import IDENTITY
 from tests.server.store.stories import (

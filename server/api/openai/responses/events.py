@@ -15,8 +15,7 @@ from server.api.answers import server_sent
 from server.api.chat.calls import Arguments, CallBegins, CallReader, Piece, Text, with_texts
 from server.api.errors import SessionMigrated, error_object
 from server.api.openai.choices import JsonList
-from server.api.openai.responses.items import Json, Note
-from server.api.openai.responses.schemas import ResponseFailure, ResponseUsage, Status
+from server.api.openai.responses.items import Json, Note, ResponseFailure, ResponseUsage, Status
 from server.engine.types import Event, Failed, Finished, Migrated, Started, TokenEvent
 from server.errors import RequestError
 

@@ -24,15 +24,19 @@ from server.api.chat.messages import FunctionDefinition, FunctionTool, tool_obje
 from server.api.chat.prepare import Effort, reasoning_of, sampling_of, turn_of
 from server.api.chat.prompt import Prompt
 from server.api.openai.responses.events import ResponseWriter
-from server.api.openai.responses.items import Json, Note, id_under_key, input_items, new_id
-from server.api.openai.responses.schemas import (
+from server.api.openai.responses.items import (
     LOGPROBS,
+    Json,
     NamedSchema,
+    Note,
     ResponseAllowedTools,
     ResponsesBody,
     ResponseToolChoice,
+    id_under_key,
+    input_items,
+    new_id,
 )
-from server.api.openai.responses.schemas import ToolChoice as ResponseToolChoiceField
+from server.api.openai.responses.items import ToolChoice as ResponseToolChoiceField
 from server.api.openai.responses.stored import (
     Answer,
     FindTurn,
@@ -54,7 +58,7 @@ from server.engine.types import Finished, Request, TokenEvent
 from server.errors import InvalidRequest, RequestError, SessionNotFound, invalid
 from server.models.service import Service
 from server.runtime.readers import Sink
-from server.sessions.idempotency import KeyInUse
+from server.sessions.sessions import KeyInUse
 
 # -------------------------------------------------------------------------------------------------
 # What a body says of the answer: sampling, format and tools, and what is echoed of it.

@@ -20,8 +20,14 @@ from server.api.chat.messages import (
 )
 from server.api.chat.prompt import PLACEHOLDER, Prompt, prompt_of, without
 from server.api.openai.responses.events import SILENT, ResponseWriter
-from server.api.openai.responses.items import ID_PREFIX, Given, Json, Note, chat_messages
-from server.api.openai.responses.schemas import ItemReference
+from server.api.openai.responses.items import (
+    ID_PREFIX,
+    Given,
+    ItemReference,
+    Json,
+    Note,
+    chat_messages,
+)
 from server.api.prepare import renamed
 from server.engine.types import Finished, Started, TokenEvent
 from server.errors import InvalidRequest, RequestError, SessionNotFound, invalid

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from server.api.anthropic.writer import ERRORS
+from server.api.anthropic.routes import ERRORS
 from server.api.errors import OUTCOMES
 from server.errors import InvalidRequest, RequestError, invalid
 

@@ -10,7 +10,7 @@ import pytest
 
 from model.chat.call_forms import TAGGED
 from server.api.chat.prepare import PreparedChat
-from server.api.ollama.writer import OllamaWriter
+from server.api.ollama.routes import OllamaWriter
 from server.engine.types import Event, Failed, Request, SamplingParams, TokenEvent
 from server.errors import InternalFailure
 from tests.server.api.openai.test_chat_writer import CALL, events_of

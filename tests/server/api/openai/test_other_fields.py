@@ -8,7 +8,7 @@ import pytest
 
 from model.chat.template import ChatTemplate
 from model.tokenizer import Tokenizer
-from server.api.openai.other_fields import HARMLESS, OTHER_NAMES
+from server.api.openai.bodies import HARMLESS, OTHER_NAMES
 from server.constraints.compiler import FormatCompiler
 from server.engine.types import SamplingParams
 from tests.fakes import ByteTokenizer, FakeEngine

@@ -21,9 +21,8 @@ from server.api.chat.messages import ChatMessage
 from server.api.chat.prompt import prompt_of
 from server.api.openai.chat import ChatBody, ChatWriter
 from server.api.openai.responses.events import ResponseWriter
-from server.api.openai.responses.items import Note, chat_messages, input_items
-from server.api.openai.responses.schemas import ResponsesBody
-from server.api.schemas.parse import parse_body
+from server.api.openai.responses.items import Note, ResponsesBody, chat_messages, input_items
+from server.api.schemas.wire import parse_body
 from server.chat.renderer import Rendered
 from server.chat.sandbox import answer
 from server.engine.types import Event, Finished, Request, SamplingParams, Started, TokenEvent, Usage

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.api.openai.responses.items import ID_PREFIX, Json, Note
-from server.api.openai.responses.schemas import ItemReference
+from server.api.openai.responses.items import ID_PREFIX, ItemReference, Json, Note
 from server.api.openai.responses.stored import MAX_RESPONSES, ResponseTurn, referred
 from server.errors import InvalidRequest
 from tests.server.api.openai.responding import PROMPT, ask, asked, error_of, get, text_of

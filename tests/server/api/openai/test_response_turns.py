@@ -22,12 +22,12 @@ from server.api.openai.responses.stored import (
     what_follows,
     whole_prompt,
 )
-from server.config.settings import ServerConfig
+from server.config import ServerConfig
 from server.errors import InvalidRequest
 from server.models.service import Service, make_service
 from server.observability.metrics import Metrics
 from server.runtime.async_engine import AsyncEngine
-from server.store.memory_store import MemoryStore
+from server.store.sqlite.store import MemoryStore
 from tests.fakes import EOS, MODEL, ByteTokenizer, FakeEngine
 from tests.server.api.openai.thinking import WORLD
 from tests.server.one_model import SIGNING

@@ -9,8 +9,8 @@ import pytest
 
 from server.api.chat.messages import AssistantMessage, ToolMessage
 from server.api.openai.chat import ChatBody
-from server.api.openai.responses.schemas import ResponsesBody
-from server.api.schemas.parse import parse_body
+from server.api.openai.responses.items import ResponsesBody
+from server.api.schemas.wire import parse_body
 from server.errors import InvalidRequest
 
 Json = dict[str, Any]

@@ -6,10 +6,8 @@ import json
 
 import pytest
 
-from server.api.openai.bodies import CompletionBody, EmbeddingsBody
-from server.api.openai.other_fields import COMPLETIONS
-from server.api.schemas.parse import parse_body
-from server.api.schemas.wire import Refusal
+from server.api.openai.bodies import COMPLETIONS, CompletionBody, EmbeddingsBody
+from server.api.schemas.wire import Refusal, parse_body
 from server.errors import InvalidRequest
 
 

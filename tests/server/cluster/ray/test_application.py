@@ -8,7 +8,7 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from server.cluster.ray.application import NAME, Replica, build
-from server.config.settings import ConfigError
+from server.config import ConfigError
 
 FILE = Path(__file__).parents[4] / "deploy" / "ray" / "serve.yaml"
 
@@ -45,9 +45,9 @@ def test_ray_is_given_names_and_plain_data_of_ours() -> None:
     # By name, where it is imported: nothing of ours is pickled.
     assert made.func_or_class is Replica
     router = made._deployment_config.request_router_config
-    assert router.request_router_class == "server.cluster.ray.router:SessionRouter"
+    assert router.request_router_class == "server.cluster.ray.proxy:SessionRouter"
     policy = made._deployment_config.autoscaling_config.policy
-    assert policy.policy_function == "server.cluster.ray.router:StreamsPolicy"
+    assert policy.policy_function == "server.cluster.ray.proxy:StreamsPolicy"
     assert policy.policy_kwargs == {"target_streams": 7}
 
 

@@ -6,7 +6,7 @@ from ray.serve._private import api, client
 
 from server.cluster.ray import cluster
 from server.cluster.ray.internals import wait_for_proxies
-from server.config.settings import ServerConfig
+from server.config import ServerConfig
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
-from server.cluster.ray.router import tag_of
+from server.cluster.ray.proxy import tag_of
 from tests.postgres import Postgres
 from tests.reliability.history import History
 from tests.reliability.odometer import Odometer

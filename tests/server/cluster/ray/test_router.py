@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from server.cluster.ray.router import SessionRouter, ranked, tag_of
+from server.cluster.ray.proxy import SessionRouter, ranked, tag_of
 
 REPLICAS = ["k3v9ad1x", "p0q7zz2m", "a1b2c3d4", "w8e5r2t7"]
 HEX = "0123456789abcdef" * 2

@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 from ray.serve.config import AutoscalingContext
 
-from server.cluster.ray.router import STREAMS, StreamsPolicy
+from server.cluster.ray.proxy import STREAMS, StreamsPolicy
 
 
 def context(reported: dict[str, float] | None, now: int = 2) -> AutoscalingContext:

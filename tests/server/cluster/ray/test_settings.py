@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from server.cluster.ray.application import read_settings, settings_of
-from server.config.settings import ConfigError, ServerConfig
+from server.config import ConfigError, ServerConfig
 
 
 def test_what_was_chosen_is_read_back_as_it_was(tmp_path: Path) -> None:

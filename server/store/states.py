@@ -1,4 +1,8 @@
-"""Snapshots of sessions: a row for each value, and one state by name, as a file."""
+"""States as bytes: snapshots of sessions in a store, and the files in which states leave it.
+
+All are safetensors files of one tensor: the state that a snapshot's row names, a signed session, a
+named state, and the state of a prompt.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,23 @@ import dataclasses
 import hmac
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import orjson
 
-from server.engine.session import SessionValue, StateBlock
-from server.store.base import Chunk, Identity, SnapshotBroken, SnapshotMismatch
+from server.engine.prefixes import Prefix
+from server.engine.session import Origin, SessionValue, StateBlock
+from server.store.base import Chunk, Identity, ImportRefused, SnapshotBroken, SnapshotMismatch
 from server.store.codec import Malformed, decode_json, decode_value, encode, row_sum
 from server.store.rows import Database, Head
 
 # -------------------------------------------------------------------------------------------------
 # A state as a file: safetensors with one tensor, and strings that say what it is.
 #
-# The header is read only as `pack` writes it, byte for byte, and the checksum
+# The header is read only as `_pack` writes it, byte for byte, and the checksum
 # covers the rest, so that a file with any byte altered is refused.
 
 
@@ -37,7 +42,7 @@ _MAX_HEADER_BYTES = 64 << 20
 
 def encode_state(state: StateBlock, identity: Identity, position: int) -> list[Chunk]:
     """The file of a state that has seen ``position`` tokens, in parts."""
-    return seal({"format": FORMAT, **identity.labels, "position": str(position)}, state.data)
+    return _seal({"format": FORMAT, **identity.labels, "position": str(position)}, state.data)
 
 
 def decode_state(file: bytes, identity: Identity, position: int) -> StateBlock:
@@ -46,19 +51,19 @@ def decode_state(file: bytes, identity: Identity, position: int) -> StateBlock:
     Raises `SnapshotBroken` where the file is not as it was written, and
     `SnapshotMismatch` where it belongs to something else than ``identity``.
     """
-    about, data = unseal(file, FORMAT, identity)
+    about, data = _unseal(file, FORMAT, identity)
     if about.get("position") != str(position):
         raise SnapshotBroken(f"it is the state after {about.get('position')} tokens")
     return StateBlock(data)
 
 
-def seal(about: Mapping[str, str], data: memoryview) -> list[Chunk]:
+def _seal(about: Mapping[str, str], data: memoryview) -> list[Chunk]:
     """A file of a tensor and what it is ``about``, with a checksum of both, in parts."""
-    return pack({**about, "checksum": checksum(about, data)}, data)
+    return _pack({**about, "checksum": _checksum(about, data)}, data)
 
 
-def unseal(file: bytes, form: str, identity: Identity) -> tuple[dict[str, str], memoryview]:
-    """What `seal` was given, the tensor sharing memory with ``file``.
+def _unseal(file: bytes, form: str, identity: Identity) -> tuple[dict[str, str], memoryview]:
+    """What `_seal` was given, the tensor sharing memory with ``file``.
 
     Raises `SnapshotBroken` where the file is not as it was written or of another ``form``, and
     `SnapshotMismatch` where it belongs to something else than ``identity``.
@@ -66,7 +71,7 @@ def unseal(file: bytes, form: str, identity: Identity) -> tuple[dict[str, str], 
     about, data = unpack(file)
     if about.get("format") != form:
         raise SnapshotBroken(f"its format is not {form}")
-    check_sum(about, data)
+    _check_sum(about, data)
     check_identity(about, identity)
     return about, data
 
@@ -85,20 +90,20 @@ def check_identity(about: Mapping[str, Any], identity: Identity, what: str = "se
             )
 
 
-def checksum(about: Mapping[str, str], data: Chunk) -> str:
+def _checksum(about: Mapping[str, str], data: Chunk) -> str:
     """Covers the strings of a header and the tensor, but not the checksum itself."""
     digest = blake2b(orjson.dumps({**about, "checksum": ""}), digest_size=32)
     digest.update(data)
     return digest.hexdigest()
 
 
-def check_sum(about: Mapping[str, str], data: Chunk) -> None:
+def _check_sum(about: Mapping[str, str], data: Chunk) -> None:
     """Raises `SnapshotBroken`."""
-    if not hmac.compare_digest(checksum(about, data).encode(), about.get("checksum", "").encode()):
+    if not hmac.compare_digest(_checksum(about, data).encode(), about.get("checksum", "").encode()):
         raise SnapshotBroken("its checksum is wrong")
 
 
-def pack(about: Mapping[str, str], data: memoryview) -> list[Chunk]:
+def _pack(about: Mapping[str, str], data: memoryview) -> list[Chunk]:
     """A safetensors file of one tensor of bytes, in parts."""
     tensor = {"dtype": "U8", "shape": [data.nbytes], "data_offsets": [0, data.nbytes]}
     header = orjson.dumps({"__metadata__": about, _TENSOR: tensor})
@@ -107,7 +112,7 @@ def pack(about: Mapping[str, str], data: memoryview) -> list[Chunk]:
 
 
 def unpack(file: bytes) -> tuple[dict[str, str], memoryview]:
-    """The strings and the tensor of a file that `pack` has made. Raises `SnapshotBroken`."""
+    """The strings and the tensor of a file that `_pack` has made. Raises `SnapshotBroken`."""
     size = int.from_bytes(file[:8], "little")
     if len(file) < 8 or size > min(len(file) - 8, _MAX_HEADER_BYTES):
         raise SnapshotBroken("its header is incomplete")
@@ -118,7 +123,7 @@ def unpack(file: bytes) -> tuple[dict[str, str], memoryview]:
         raise SnapshotBroken("its header is not JSON of ours") from error
     if not isinstance(about, dict) or not all(isinstance(text, str) for text in about.values()):
         raise SnapshotBroken("its header is not strings")
-    if b"".join(pack(about, data)[:2]) != file[: 8 + size]:
+    if b"".join(_pack(about, data)[:2]) != file[: 8 + size]:
         raise SnapshotBroken("its header is not as it was written")
     return about, data
 
@@ -338,3 +343,252 @@ class Snapshots:
         state = self.states.read(file, value.position)
         state.file = file
         return replace(value, state=state)
+
+
+# -------------------------------------------------------------------------------------------------
+# A session as one signed file, which another server of the same model can continue from.
+#
+# The file is safetensors: the state, and the session's fields as strings next to it.
+
+
+SESSION_FORMAT = "everstream-session-1"
+#: Bytes besides the state: much of a text that the state has not seen yet has room in them.
+MAX_ABOUT_BYTES = 16 << 20
+_MAX_UNDECODED_BYTES = 16
+
+
+def export_session(value: SessionValue, identity: Identity, key: bytes) -> bytes:
+    """The session without the request that it runs, signed with ``key``."""
+    data = b"" if value.state is None else value.state.data
+    fields = encode(replace(value, progress=None, state=None)).decode()
+    about = {"format": SESSION_FORMAT, **identity.labels, "value": fields}
+    about["checksum"] = _checksum(about, data)
+    about["signature"] = _signature(about, data, key)
+    return b"".join(_pack(about, memoryview(data)))
+
+
+def import_session(
+    data: bytes, identity: Identity, key: bytes, *, trust_unsigned: bool = False
+) -> SessionValue:
+    """The session of a file that `export_session` has made with the same ``key``.
+
+    With ``trust_unsigned`` the signature may be another one, unless the session's
+    text is under a grammar. Its id and owner are
+    those that it had: the caller gives it new ones. Raises `ImportRefused`, and
+    `SnapshotMismatch` where it belongs to another model than ``identity``.
+    """
+    if len(data) > identity.max_bytes + MAX_ABOUT_BYTES:
+        raise ImportRefused("the file is too large to be a session of this model")
+    try:
+        about, state = unpack(data)
+        if about.get("format") != SESSION_FORMAT:
+            raise ImportRefused(f"the file's format is not {SESSION_FORMAT}")
+        is_ours = _is_signed(about, state, key)
+        if not is_ours and not trust_unsigned:
+            raise ImportRefused("the file is not signed with this server's key")
+        _check_sum({name: text for name, text in about.items() if name != "signature"}, state)
+        check_identity(about, identity)
+        value = decode_value(about.get("value", ""))
+        if value.constraint is not None and not is_ours:
+            raise ImportRefused("a session under a grammar must be signed")
+    except (Malformed, SnapshotBroken) as error:
+        raise ImportRefused(f"the file is not a session of everstream: {error}") from error
+    if not is_possible(value, state.nbytes, identity):
+        raise ImportRefused("the file's session is inconsistent: its parts do not fit together")
+    if not state.nbytes:
+        return value
+    return replace(value, state=StateBlock(state))
+
+
+def _signature(about: Mapping[str, str], data: Chunk, key: bytes) -> str:
+    """Covers the strings of the header and the tensor, but not the signature itself."""
+    mac = hmac.new(key, orjson.dumps({**about, "signature": ""}), "sha256")
+    mac.update(data)
+    return mac.hexdigest()
+
+
+def _is_signed(about: Mapping[str, str], data: Chunk, key: bytes) -> bool:
+    given = about.get("signature", "").encode()
+    return hmac.compare_digest(_signature(about, data, key).encode(), given)
+
+
+def is_possible(value: SessionValue, num_bytes: int, identity: Identity) -> bool:
+    """Whether an engine could have been at ``value``; its tokens are left to the caller."""
+    tokens = [token for segment in value.unfed for token in segment.tokens]
+    pending = () if value.pending is None else (value.pending,)
+    constrained = () if value.constraint is None else value.constraint.tokens
+    return (
+        num_bytes == (identity.used_bytes(value.position) if value.has_state else 0)
+        and min(value.epoch, value.position, value.seq, value.log_index) >= 0
+        and (value.origin is None or 0 <= value.origin.length <= value.length)
+        and min((*tokens, *pending, *value.recent, *constrained), default=0) >= 0
+        and len(constrained) <= value.length
+        and all(
+            segment.tokens and (not segment.plan or segment.plan >= len(segment.tokens))
+            for segment in value.unfed
+        )
+        and (value.pending is not None or not value.unfed)
+        and len(value.undecoded) <= _MAX_UNDECODED_BYTES
+        and value.progress is None
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+# A named state: what sessions begin with, and the file that it is kept in.
+#
+# The file is safetensors as an exported session is, without a signature: who may give states to
+# a server is trusted with them. A session's own export can be taken for one.
+
+
+NAMED_STATE_FORMAT = "everstream-named-state-1"
+FORMATS = (NAMED_STATE_FORMAT, SESSION_FORMAT)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedState:
+    """``value`` is a session's before its first request: no id, no owner, its `Origin` set.
+
+    ``prompt`` is the text that the state has read, where it was made of one.
+    """
+
+    value: SessionValue
+    prompt: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Of the state and the tokens around it, 64 hex digits: the same for the same bits."""
+        assert self.value.origin is not None, self.value
+        return self.value.origin.digest
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of text that a session has before its first request."""
+        return self.value.length
+
+
+def named_state(value: SessionValue, prompt: str = "") -> NamedState:
+    """The state of a session between two requests, for others to begin with.
+
+    Raises `ImportRefused` where there is none, and where the session is within a request.
+    """
+    if value.state is None:
+        raise ImportRefused("the session has read nothing: it has no state")
+    if value.unfed or value.constraint is not None or value.progress is not None:
+        raise ImportRefused("the session is within a request: a state is taken between two")
+    if value.position and value.pending is None:
+        raise ImportRefused("the session's last token is missing")
+    origin = Origin(_digest(value, value.state), value.length)
+    plain = SessionValue(
+        id="",
+        owner="",
+        position=value.position,
+        pending=value.pending,
+        recent=value.recent,
+        undecoded=value.undecoded,
+        state=value.state,
+        origin=origin,
+    )
+    return NamedState(plain, prompt)
+
+
+def tuned_state(block: StateBlock) -> NamedState:
+    """A state that has read no token: what state tuning has trained."""
+    return named_state(SessionValue("", "", state=block))
+
+
+def export_state(state: NamedState, identity: Identity) -> list[Chunk]:
+    """The file of a state that belongs to ``identity``, in parts."""
+    block = state.value.state
+    assert block is not None, state
+    fields = encode(replace(state.value, state=None)).decode()
+    about = {
+        "format": NAMED_STATE_FORMAT,
+        **identity.labels,
+        "value": fields,
+        "prompt": state.prompt,
+    }
+    return _seal(about, block.data)
+
+
+def about_of(data: bytes) -> dict[str, str] | None:
+    """What a file says about itself; None where it is not one of ours."""
+    try:
+        about, _ = unpack(data)
+    except SnapshotBroken:
+        return None
+    return about if about.get("format") in FORMATS else None
+
+
+def import_state(data: bytes, identity: Identity) -> NamedState:
+    """The state of a file of `export_state`, or of an exported session.
+
+    Raises `ImportRefused`, and `SnapshotMismatch` where it belongs to another model.
+    """
+    try:
+        about, block = unpack(data)
+        if about.get("format") not in FORMATS:
+            raise ImportRefused(f"the file's format is not {NAMED_STATE_FORMAT}")
+        _check_sum({name: text for name, text in about.items() if name != "signature"}, block)
+        check_identity(about, identity, "state")
+        value = decode_value(about.get("value", ""))
+    except (Malformed, SnapshotBroken) as error:
+        raise ImportRefused(f"the file is not a state of everstream: {error}") from error
+    if not is_possible(value, block.nbytes, identity):
+        raise ImportRefused("the file's state is inconsistent: its parts do not fit together")
+    if block.nbytes:
+        value = replace(value, state=StateBlock(block))
+    return named_state(value, about.get("prompt", ""))
+
+
+def read_any_identity(data: bytes) -> tuple[NamedState, Identity]:
+    """The state of a file, checked against what the file itself says it belongs to.
+
+    Raises `ImportRefused`.
+    """
+    about = about_of(data)
+    if about is None:
+        raise ImportRefused("the file is not a state of everstream")
+    try:
+        identity = Identity.of(about)
+    except (KeyError, ValueError) as error:
+        raise ImportRefused("the file does not say what it belongs to") from error
+    return import_state(data, identity), identity
+
+
+def _digest(value: SessionValue, block: StateBlock) -> str:
+    around = (value.position, value.pending, value.recent, value.undecoded.hex())
+    digest = blake2b(orjson.dumps(around), digest_size=32)
+    digest.update(block.data)
+    return digest.hexdigest()
+
+
+# -------------------------------------------------------------------------------------------------
+# A prompt's state as a safetensors file, for the prefix cache's second tiers.
+
+
+PREFIX_FORMAT = "everstream-prefix-1"
+
+
+def encode_prefix(prefix: Prefix, identity: Identity) -> list[Chunk]:
+    """The file of a prompt's state, in parts."""
+    about = {
+        "format": PREFIX_FORMAT,
+        **identity.labels,
+        "num_tokens": str(prefix.num_tokens),
+        "position": str(prefix.position),
+        "recent": orjson.dumps(prefix.recent).decode(),
+    }
+    return _seal(about, prefix.block.data)
+
+
+def decode_prefix(file: bytes, identity: Identity, key: bytes, num_tokens: int) -> Prefix:
+    """The prefix of this ``key``, sharing memory with ``file``.
+
+    Raises `SnapshotBroken` where the file is not as it was written, and
+    `SnapshotMismatch` where it belongs to something else than ``identity``.
+    """
+    about, data = _unseal(file, PREFIX_FORMAT, identity)
+    if about["num_tokens"] != str(num_tokens):
+        raise SnapshotBroken(f"it is the state after {about['num_tokens']} tokens")
+    recent = tuple(orjson.loads(about["recent"]))
+    return Prefix(key, num_tokens, StateBlock(data), int(about["position"]), recent)

@@ -1,1 +1,0 @@
-"""The server's configuration: settings with their sources, and the TOML file."""
