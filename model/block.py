@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from model.attention.base import Losses, State, mechanism
 from model.config import ModelConfig
 from model.ops.fused import RMSNorm, add_rms_norm, swiglu
-from model.ops.linear import FusedLinear
+from model.ops.layers import FusedLinear
 
 
 class SwiGLU(nn.Module):

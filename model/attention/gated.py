@@ -23,8 +23,7 @@ from torch.nn import functional as F
 from model.attention.base import Losses, State
 from model.attention.heads import HeadsAttention
 from model.attention.spec import AttentionConfig
-from model.ops.decayed_scores import MIN_LOG_DECAY
-from model.ops.recurrence import recurrence_chunk, recurrence_step
+from model.ops.recurrence import MIN_LOG_DECAY, recurrence_chunk, recurrence_step
 
 DECAY_TEMPERATURE = 16.0
 

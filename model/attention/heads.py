@@ -14,10 +14,8 @@ from torch.nn import functional as F
 
 from model.attention.base import Attention, State
 from model.attention.spec import AttentionConfig, key_dim
-from model.ops.convolution import convolution_step
 from model.ops.fused import convolved_silu, gated_rms_norm
-from model.ops.linear import FusedLinear
-from model.ops.rotary import rotate
+from model.ops.layers import FusedLinear, convolution_step, rotate
 
 
 class HeadsAttention(Attention):

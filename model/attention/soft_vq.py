@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from model.attention.exponential import ExponentialAttention
 from model.attention.spec import AttentionConfig
-from model.ops.random_features import log_softmax_of_distance, project
+from model.ops.exponential import log_softmax_of_distance, project
 
 
 class SoftVqAttention(ExponentialAttention):

@@ -35,8 +35,7 @@ from torch import Tensor, nn
 from model.attention.base import Losses, State
 from model.attention.heads import HeadsAttention
 from model.attention.spec import AttentionConfig
-from model.ops.exponential import LOG_ZERO
-from model.ops.random_features import half_square, project
+from model.ops.exponential import LOG_ZERO, half_square, project
 from model.ops.recurrence import recurrence_chunk
 from model.ops.window import Sums, enter_window, has_left, join, window_attention
 

@@ -16,7 +16,7 @@ from model.architectures.bounded_attention import BoundedAttention
 from model.architectures.decoder import Decoder, Mixer
 from model.architectures.network import State
 from model.families.lfm2.config import Lfm2Config
-from model.ops.convolution import convolution_chunk
+from model.ops.layers import convolution_chunk
 
 
 class Lfm2(Decoder):
