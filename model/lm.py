@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from model.architectures.network import ModelState, Network
-from model.attention.base import Losses
-from model.attention.heads import token_positions
+from model.attention.base import Losses, token_positions
 from model.block import Block, make_norm
 from model.config import ModelConfig
 

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.attention.exponential import ExponentialAttention
-from model.attention.spec import AttentionConfig
+from model.attention.specs import AttentionConfig
 from model.ops.exponential import (
     gaussian_projection,
     half_square,

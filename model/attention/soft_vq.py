@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from model.attention.exponential import ExponentialAttention
-from model.attention.spec import AttentionConfig
+from model.attention.specs import AttentionConfig
 from model.ops.exponential import log_softmax_of_distance, project
 
 

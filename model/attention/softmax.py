@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.attention.base import Losses, State
-from model.attention.heads import HeadsAttention, token_positions
+from model.attention.base import HeadsAttention, Losses, State, token_positions
 
 
 class SoftmaxAttention(HeadsAttention):
