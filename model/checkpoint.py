@@ -31,8 +31,7 @@ import numpy.typing as npt
 
 from model.architectures import config_from_dict
 from model.architectures.chat import chat_of, plain_chat
-from model.architectures.config import Config, with_state_dtype
-from model.architectures.quantization import calibration_of
+from model.architectures.config import Config, calibration_of, with_state_dtype
 from model.chat.template import (
     ChatTemplate,
     checked_template,

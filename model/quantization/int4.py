@@ -2,7 +2,7 @@
 
 The matrices are those that the native runtime holds in int4. A matrix has its scales next to it,
 under its name and ``.scale`` (`model.weights.int4`); tables are int8, as the runtime holds them. A
-matrix of odd width stays as it is. The config states all this (`model.architectures.quantization`).
+matrix of odd width stays as it is. The config states all this (`model.architectures.config`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from model.architectures.quantization import KEY, stated
+from model.architectures.config import QUANTIZATION, stated_quantization
 from model.checkpoint import Checkpoint
 from model.checkpoint_files import CONFIG
 from model.native.runtime import INT4_FILES, INT8_TABLES, Runtime
@@ -32,7 +32,10 @@ def save_int4(
     """
     matrices = int4_of(checkpoint, text, threads)
     save_tensors(folder, checkpoint, dict(_tensors(checkpoint, matrices)))
-    values = {**checkpoint.config.to_dict(), KEY: stated(text.name if text else None)}
+    values = {
+        **checkpoint.config.to_dict(),
+        QUANTIZATION: stated_quantization(text.name if text else None),
+    }
     (folder / CONFIG).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
