@@ -237,8 +237,7 @@ def _load_file(path: Path, tokenizer_file: Path | None) -> Checkpoint:
 
     One of the published size has the published vocabulary by default, and one of 256 ids bytes.
     """
-    from model.families.rwkv7.read import open_native, read_native
-    from model.families.rwkv7.tuned import merged_states
+    from model.families.rwkv7.read import merged_states, open_native, read_native
     from model.foreign.tuned_states import state_block
 
     file = open_native(path)

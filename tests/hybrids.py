@@ -47,7 +47,7 @@ from model.families.lfm3.config import Lfm3Config
 from model.families.llama import read as llama_read
 from model.families.llama.config import LlamaConfig
 from model.families.mamba2_hybrid.config import Mamba2HybridConfig
-from model.families.mamba2_hybrid.names import (
+from model.families.mamba2_hybrid.read import (
     Multipliers,
     falcon_names,
     granite_names,

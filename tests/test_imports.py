@@ -18,11 +18,9 @@ ON_THE_NATIVE_WAY = (
     *("model.foreign.flash_linear_attention", "model.native.runtime"),
     *("model.architectures", "model.families.rwkv7.config", "model.families.rwkv7.read"),
     *("model.weights.folder", "model.weights.safetensors", "model.weights.torch_file"),
-    *("model.weights.gguf_file", "model.weights.gguf_file", "model.weights.gguf_file"),
-    "model.tokenization.gguf",
+    *("model.weights.gguf_file", "model.tokenization.gguf"),
     "model.export.cli",
-    *("model.families.rwkv7.gguf", "model.families.arwkv7.read", "model.families.arwkv7.gguf"),
-    *("model.families.mamba.read", "model.families.mamba.gguf"),
+    *("model.families.arwkv7.read", "model.families.mamba.read"),
     *("server.engine.engine", "server.engine.scheduler", "server.engine.runner"),
     *(
         "server.engine.tables",

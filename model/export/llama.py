@@ -18,8 +18,7 @@ from model.checkpoint import Checkpoint, CheckpointError
 from model.export.gguf import Planned, add_dtype, add_sizes, add_vocabulary, write_tensors
 from model.export.published import published, write_folder
 from model.families.llama.config import LlamaConfig
-from model.families.llama.gguf import FACTORS, KINDS, unrotated_layers
-from model.families.llama.read import FOLDER, GGUF
+from model.families.llama.read import FACTORS, FOLDER, GGUF, KINDS, unrotated_layers
 from model.foreign.rotary import SCALINGS, Rotary
 from model.weights import Array
 

@@ -25,9 +25,17 @@ from model.export.gguf import Planned, add_dtype, add_values, vocabulary, write_
 from model.export.published import of_dtype, refuse_others, write_folder
 from model.families.rwkv7.chat import NAME, TEMPLATE
 from model.families.rwkv7.config import Rwkv7Config
-from model.families.rwkv7.gguf import BOS, EOS, GROUP_NORM_EPS
-from model.families.rwkv7.read import FLA, GGUF, NATIVE, Names, parts_of
-from model.families.rwkv7.tuned import time_states
+from model.families.rwkv7.read import (
+    BOS,
+    EOS,
+    FLA,
+    GGUF,
+    GROUP_NORM_EPS,
+    NATIVE,
+    Names,
+    parts_of,
+    time_states,
+)
 from model.foreign.renamed import Part
 from model.state import StateLayout
 from model.tensor_spec import Shape
