@@ -55,9 +55,9 @@ from model.families.mamba2_hybrid.read import (
 )
 from model.families.qwen35.config import Qwen35Config
 from model.families.qwen35.read import folder_names
+from model.foreign.config import Rotary
 from model.foreign.hybrid_names import HybridNames
-from model.foreign.renamed import Renamed
-from model.foreign.rotary import Rotary
+from model.foreign.weights import Renamed
 
 #: Of the models here: 600 positions.
 CONTEXT = 608

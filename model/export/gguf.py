@@ -22,7 +22,7 @@ from tokenizers import models
 from model.architectures.hybrid import BoundedConfig
 from model.chat.template import PLAIN
 from model.checkpoint import GGUF_TEMPLATE, Checkpoint
-from model.foreign.gguf_source import BOS, EOS
+from model.foreign.gguf import BOS, EOS
 from model.tensor_spec import Shape
 from model.tokenization import world
 from model.tokenization.base import TokenizerError

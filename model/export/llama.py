@@ -19,7 +19,7 @@ from model.export.gguf import Planned, add_dtype, add_sizes, add_vocabulary, wri
 from model.export.published import published, write_folder
 from model.families.llama.config import LlamaConfig
 from model.families.llama.read import FACTORS, FOLDER, GGUF, KINDS, unrotated_layers
-from model.foreign.rotary import SCALINGS, Rotary
+from model.foreign.config import SCALINGS, Rotary
 from model.weights import Array
 
 CLASSES = {

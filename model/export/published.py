@@ -1,6 +1,6 @@
 """Weights as published files have them, and folders of Hugging Face's kind around them.
 
-Keys and forms reverse `model.foreign.renamed`, but for halves and factors.
+Keys and forms reverse `model.foreign.weights`, but for halves and factors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from model.chat.template import PLAIN, TOKENIZER_CONFIG
 from model.checkpoint import Checkpoint, CheckpointError, save_tokenizer
 from model.checkpoint_files import CONFIG
-from model.foreign.renamed import HALVES, Part
+from model.foreign.weights import HALVES, Part
 from model.tensor_spec import Shape
 from model.weights import WEIGHTS, Array
 

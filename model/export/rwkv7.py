@@ -36,7 +36,7 @@ from model.families.rwkv7.read import (
     parts_of,
     time_states,
 )
-from model.foreign.renamed import Part
+from model.foreign.weights import Part
 from model.state import StateLayout
 from model.tensor_spec import Shape
 from model.weights import Array

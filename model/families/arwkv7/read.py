@@ -33,8 +33,7 @@ from model.families.rwkv7.read import (
 )
 from model.files import ConfigError
 from model.foreign.config import ForeignConfig
-from model.foreign.renamed import KeyShapes, Part, Renamed
-from model.foreign.weights import Weights
+from model.foreign.weights import KeyShapes, Part, Renamed, Weights
 from model.weights import Array, file_name
 from model.weights.gguf_file import GgufFile
 

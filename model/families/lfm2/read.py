@@ -6,12 +6,10 @@ import math
 
 from model.families.lfm2.config import Lfm2Config
 from model.files import ConfigError
-from model.foreign.config import ForeignConfig
-from model.foreign.gguf_source import BOS, EOS, GgufSource
+from model.foreign.config import ForeignConfig, read_rotary
+from model.foreign.gguf import BOS, EOS, GgufSource
 from model.foreign.hybrid_names import HybridNames, attention_layers, refuse_other_head, weight
-from model.foreign.renamed import Part, Renamed
-from model.foreign.rotary import read_rotary
-from model.foreign.weights import Weights
+from model.foreign.weights import Part, Renamed, Weights
 from model.weights import file_name
 from model.weights.gguf_file import GgufFile
 

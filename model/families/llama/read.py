@@ -1,7 +1,7 @@
 """Llama and the families that are Llama with changes, in folders and in GGUF, and their keys.
 
 Folders are of Hugging Face's layout, GGUF as llama.cpp's converter writes it: in ``llama`` and
-``smollm3`` files the rows of q and k lie in pairs (`model.foreign.paired_rows`).
+``smollm3`` files the rows of q and k lie in pairs (`model.foreign.gguf`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,10 @@ from typing import NamedTuple
 
 from model.families.llama.config import LlamaConfig
 from model.files import ConfigError
-from model.foreign.config import ForeignConfig
-from model.foreign.gguf_source import BOS, EOS, GgufSource
+from model.foreign.config import SCALINGS, ForeignConfig, read_rotary
+from model.foreign.gguf import BOS, EOS, GgufSource, PairedRows
 from model.foreign.hybrid_names import HybridNames, refuse_other_head, weight, with_bias
-from model.foreign.paired_rows import PairedRows
-from model.foreign.renamed import Part, Renamed
-from model.foreign.rotary import SCALINGS, read_rotary
-from model.foreign.weights import Weights
+from model.foreign.weights import Part, Renamed, Weights
 from model.weights import file_name
 from model.weights.gguf_file import GgufFile
 

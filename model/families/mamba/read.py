@@ -18,9 +18,8 @@ import numpy as np
 from model.families.mamba.config import Mamba2Config, MambaConfig
 from model.files import ConfigError
 from model.foreign.config import ForeignConfig
-from model.foreign.gguf_source import BOS, EOS, GgufSource
-from model.foreign.renamed import Part, Renamed
-from model.foreign.weights import Weights
+from model.foreign.gguf import BOS, EOS, GgufSource
+from model.foreign.weights import Part, Renamed, Weights
 from model.weights import Array, CheckpointError, StoredWeights, file_name, shape_in
 from model.weights.gguf_file import GgufFile
 

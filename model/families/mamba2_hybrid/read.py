@@ -16,13 +16,10 @@ from model.architectures.hybrid import BoundedConfig
 from model.families.mamba.read import GGUF, MambaNames, folder_names, refuse_limit
 from model.families.mamba2_hybrid.config import Mamba2HybridConfig
 from model.files import ConfigError
-from model.foreign.config import ForeignConfig
-from model.foreign.gguf_source import BOS, EOS, GgufSource
+from model.foreign.config import ForeignConfig, read_rotary
+from model.foreign.gguf import BOS, EOS, GgufSource, PairedRows
 from model.foreign.hybrid_names import HybridNames, refuse_other_head, weight
-from model.foreign.paired_rows import PairedRows
-from model.foreign.renamed import Part, Renamed
-from model.foreign.rotary import read_rotary
-from model.foreign.weights import Weights
+from model.foreign.weights import Part, Renamed, Weights
 from model.weights import Array, file_name
 from model.weights.gguf_file import GgufFile
 

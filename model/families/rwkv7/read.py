@@ -31,8 +31,7 @@ from model.families.rwkv7.config import LOW_RANKS, Rwkv7Config
 from model.files import ConfigError
 from model.foreign import GROWS
 from model.foreign.config import ForeignConfig
-from model.foreign.renamed import KeyShapes, Part, Renamed
-from model.foreign.weights import Weights
+from model.foreign.weights import KeyShapes, Part, Renamed, Weights
 from model.tensor_spec import Shape
 from model.weights import Array, CheckpointError, StoredWeights, WrappedWeights, file_name, shape_in
 from model.weights.gguf_file import GgufFile
