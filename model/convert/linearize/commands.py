@@ -25,8 +25,7 @@ from model.convert.linearize.scan import choose_plan, given_bytes, given_plan
 from model.convert.linearize.source import Source, read_source
 from model.convert.linearize.student import Student, empty_state, step
 from model.files import ConfigError
-from model.hub.base import describe
-from model.hub.base_download import copy_verified
+from model.hub.base import copy_verified, describe
 from model.tokenizer import Tokenizer
 
 #: Tokens of an answer.
