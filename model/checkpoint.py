@@ -9,7 +9,7 @@ an index. So do files that are a model without a folder: a native RWKV-7 file, `
 ``NAME.gguf``, which has a tokenizer of its own. A folder may also be an adapter over such a file
 (`model.adapted`).
 
-A chat template may lie next to them (`model.chat.template`); what a state means
+A chat template may lie next to them (`model.chat`); what a state means
 does not depend on it, so the digest leaves it out.
 
 Loading needs no torch; a checkpoint's `model` and saving import it.
@@ -32,7 +32,7 @@ import numpy.typing as npt
 from model.architectures import config_from_dict
 from model.architectures.chat import chat_of, plain_chat
 from model.architectures.config import Config, calibration_of, with_state_dtype
-from model.chat.template import (
+from model.chat import (
     ChatTemplate,
     checked_template,
     read_chat_template,

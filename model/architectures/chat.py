@@ -7,7 +7,7 @@ from importlib import import_module
 
 from model.architectures import ARCHITECTURES
 from model.architectures.config import Config
-from model.chat.template import ChatTemplate
+from model.chat import ChatTemplate
 from model.tokenizer import Tokenizer
 
 #: From a checkpoint's tokenizer and its own template, if it has one, to a family's; None where

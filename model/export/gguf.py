@@ -20,7 +20,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
 from model.architectures.hybrid import BoundedConfig
-from model.chat.template import PLAIN
+from model.chat import PLAIN
 from model.checkpoint import GGUF_TEMPLATE, Checkpoint
 from model.foreign.gguf import BOS, EOS
 from model.tensor_spec import Shape

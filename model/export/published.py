@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model.chat.template import PLAIN, TOKENIZER_CONFIG
+from model.chat import PLAIN, TOKENIZER_CONFIG
 from model.checkpoint import Checkpoint, CheckpointError, save_tokenizer
 from model.checkpoint_files import CONFIG
 from model.foreign.weights import HALVES, Part

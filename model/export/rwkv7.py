@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from gguf import GGUFType, GGUFWriter
 
-from model.chat.template import PLAIN
+from model.chat import PLAIN
 from model.checkpoint import GGUF_TEMPLATE, Checkpoint, CheckpointError, save_tokenizer
 from model.export.gguf import Planned, add_dtype, add_values, vocabulary, write_tensors
 from model.export.published import of_dtype, refuse_others, write_folder

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from model.chat import template as chat_template
+from model import chat as chat_template
 from model.checkpoint_files import CONFIG, CONFIGS, FILE_SUFFIXES, GGUF_SUFFIX
 from model.hub.names import HubName
 from model.tokenization.ends import GENERATION_CONFIG

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from model import foreign
 from model.architectures import config_from_dict
-from model.chat.template import read_chat_template
+from model.chat import read_chat_template
 from model.checkpoint_files import GGUF_SUFFIX, ST_SUFFIX
 from model.files import ConfigError
 from model.hub.listing import HubFile, Listing, choose, size_text

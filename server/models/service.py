@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from model.chat.template import ChatTemplate
+from model.chat import ChatTemplate
 from model.state import StateLayout
 from model.tokenizer import Tokenizer
 from server.chat.renderer import Renderer

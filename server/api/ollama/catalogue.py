@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from typing_extensions import TypedDict
 
-from model.chat.template import PLAIN
+from model.chat import PLAIN
 from server.api.answers import json_response
 from server.api.ollama.body import PullBody, ShowBody
 from server.api.ollama.writer import OllamaErrorAnswer

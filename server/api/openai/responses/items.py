@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from model.chat.call_forms import TAGGED
+from model.chat import TAGGED
 from server.api.chat.messages import (
     AssistantMessage,
     CalledFunction,
