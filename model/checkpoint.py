@@ -52,10 +52,8 @@ from model.generation import read_sampling
 from model.hub.base import BaseError, base_of, has_base, read_base
 from model.hub.locate import locate
 from model.tensor_spec import StateDType
-from model.tokenization.ends import GENERATION_CONFIG
-from model.tokenization.single_bytes import NUM_IDS as NUM_BYTES
-from model.tokenization.single_bytes import BytesCodec
-from model.tokenization.world import PADDED_SIZE, PUBLISHED
+from model.tokenization.base import GENERATION_CONFIG
+from model.tokenization.world import NUM_BYTES, PADDED_SIZE, PUBLISHED, BytesCodec
 from model.tokenizer import FILES as TOKENIZER_FILES
 from model.tokenizer import Tokenizer, TokenizerError
 from model.weights import WEIGHTS, CheckpointError, Weights, check_weights

@@ -1,7 +1,7 @@
 """How a model's makers would draw its tokens: ``generation_config.json`` next to its weights.
 
 As transformers writes it. It holds where a request says nothing; with ``do_sample`` false it says
-nothing either. Which tokens end a text stands there too: see `model.tokenization.ends`.
+nothing either. Which tokens end a text stands there too: see `model.tokenization.base`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from model.files import ConfigError, read_json
-from model.tokenization.ends import GENERATION_CONFIG
+from model.tokenization.base import GENERATION_CONFIG
 
 #: The least and the largest value of each field that counts.
 RANGES = {

@@ -26,8 +26,15 @@ from model.foreign.gguf import BOS, EOS
 from model.tensor_spec import Shape
 from model.tokenization import world
 from model.tokenization.base import TokenizerError
-from model.tokenization.cuts import CUTS
-from model.tokenization.gguf import CONTROL, NORMAL, UNUSED, USER_DEFINED, escaped, read_gguf_codec
+from model.tokenization.gguf import (
+    CONTROL,
+    CUTS,
+    NORMAL,
+    UNUSED,
+    USER_DEFINED,
+    escaped,
+    read_gguf_codec,
+)
 from model.tokenizer import Tokenizer
 from model.weights import Array, StoredWeights
 from model.weights.int4 import rounded

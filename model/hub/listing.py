@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from model import chat as chat_template
 from model.checkpoint_files import CONFIG, CONFIGS, FILE_SUFFIXES, GGUF_SUFFIX
 from model.hub.names import HubName
-from model.tokenization.ends import GENERATION_CONFIG
+from model.tokenization.base import GENERATION_CONFIG
 from model.tokenizer import FILES as TOKENIZER_FILES
 from model.weights import FORMS, WEIGHTS, CheckpointError
 from model.weights.gguf_file import is_first_part, part_names

@@ -13,8 +13,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from model.tokenization.names import Names
-from model.tokenizer import Tokenizer
+from model.tokenizer import Names, Tokenizer
 from server.errors import InvalidRequest
 
 #: Characters that Unicode will never give a meaning to: the private use area.

@@ -20,7 +20,7 @@ from model.chat import ChatTemplate
 from model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from model.export import writer_of
 from model.export.gguf import vocabulary
-from model.tokenization.cuts import CUTS
+from model.tokenization.gguf import CUTS
 from model.tokenization.world import WorldCodec
 from model.tokenizer import Tokenizer, TokenizerError
 from model.weights.gguf_file import GgufFile
