@@ -17,7 +17,7 @@ ON_THE_NATIVE_WAY = (
     *("model.checkpoint", "model.foreign.gpt2", "model.families.llama.read"),
     *("model.foreign.flash_linear_attention", "model.native.runtime"),
     *("model.architectures", "model.families.rwkv7.config", "model.families.rwkv7.read"),
-    *("model.weights.folder", "model.weights.safetensors", "model.weights.torch_file"),
+    *("model.checkpoint_files", "model.weights.safetensors", "model.weights.torch_file"),
     *("model.weights.gguf_file", "model.tokenization.gguf"),
     "model.export.cli",
     *("model.families.arwkv7.read", "model.families.mamba.read"),

@@ -37,7 +37,7 @@ __all__ = [
 class Architecture(NamedTuple):
     """The classes of a family, each as (module, name); imported when asked for.
 
-    ``name`` is what users call the family, ``chat`` a `model.architectures.chat.FamilyChat`, where
+    ``name`` is what users call the family, ``chat`` a `model.checkpoint.FamilyChat`, where
     the family has taught its models turns, ``native`` a function of `model.native.options`, where
     the native runtime has kernels for it.
     """

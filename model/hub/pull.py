@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from model import foreign
 from model.architectures import config_from_dict
 from model.chat import read_chat_template
-from model.checkpoint_files import GGUF_SUFFIX, ST_SUFFIX
+from model.checkpoint_files import GGUF_SUFFIX, ST_SUFFIX, read_weights, weight_files
 from model.files import ConfigError
 from model.hub.listing import HubFile, Listing, choose, size_text
 from model.hub.names import COMMIT, HubName, is_safe_path
@@ -37,7 +37,6 @@ from model.tokenization.gguf import read_gguf_codec
 from model.tokenizer import FILES as TOKENIZER_FILES
 from model.tokenizer import Tokenizer, TokenizerError
 from model.weights import WEIGHTS, CheckpointError, check_weights
-from model.weights.folder import read_weights, weight_files
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling

@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.block import Block
-from model.lm import LanguageModel
+from model.lm import Block, LanguageModel
 
 
 class ResidualDropout:
     """Drops each channel of the outputs of attention and MLP with probability ``p`` in training.
 
-    Raises `ValueError` for a network whose layers are not `model.block.Block`.
+    Raises `ValueError` for a network whose layers are not `model.lm.Block`.
     """
 
     def __init__(self, model: nn.Module, p: float, seed: int) -> None:

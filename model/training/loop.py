@@ -24,9 +24,8 @@ from torch import Tensor
 
 from model.architectures import Config
 from model.architectures.network import ModelState, Network, network_class
-from model.block import Block
 from model.checkpoint import load_checkpoint, save_checkpoint
-from model.lm import LanguageModel
+from model.lm import Block, LanguageModel
 from model.tokenizer import Tokenizer
 from model.training import TrainingError
 from model.training.config import TrainConfig, changes, identity
