@@ -56,7 +56,7 @@ class SplitMuon(torch.optim.Muon):
 class StackedMuon(SplitMuon):
     """`SplitMuon` whose step multiplies all matrices of a shape at once, with its rate in a tensor.
 
-    A CUDA graph can hold such a step (`model.training.execution`).
+    A CUDA graph can hold such a step (`model.training.passes`).
     """
 
     @torch.no_grad()

@@ -37,7 +37,6 @@ from benchmarks.studies.mechanisms.language import session_bytes
 from benchmarks.studies.mechanisms.specs import Size, Spec
 from model.config import ModelConfig
 from model.lm import Block, LanguageModel
-from model.training.execution import Captured
 from model.training.optimizer import (
     gradients,
     learning_rate_factor,
@@ -45,6 +44,7 @@ from model.training.optimizer import (
     prepare_step,
     set_rates,
 )
+from model.training.passes import Captured
 
 NUM_KEYS = 128
 NUM_VALUES = 64
