@@ -24,7 +24,7 @@ from model.evaluation import documents
 from model.export import WRITERS, writer_of
 from model.export.cli import export_command
 from model.native.runtime import Runtime
-from model.quantization.int4 import save_int4
+from model.quantization.quantize import save_int4
 from model.tokenizer import Tokenizer
 
 WINDOW = 512
