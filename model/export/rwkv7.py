@@ -21,8 +21,16 @@ from gguf import GGUFType, GGUFWriter
 
 from model.chat import PLAIN
 from model.checkpoint import GGUF_TEMPLATE, Checkpoint, CheckpointError, save_tokenizer
-from model.export.gguf import Planned, add_dtype, add_values, vocabulary, write_tensors
-from model.export.published import of_dtype, refuse_others, write_folder
+from model.export.published import (
+    Planned,
+    add_dtype,
+    add_values,
+    of_dtype,
+    refuse_others,
+    vocabulary,
+    write_folder,
+    write_tensors,
+)
 from model.families.rwkv7.chat import NAME, TEMPLATE
 from model.families.rwkv7.config import Rwkv7Config
 from model.families.rwkv7.read import (

@@ -19,7 +19,7 @@ from model.bundled_models import DEFAULT_MODEL
 from model.chat import ChatTemplate
 from model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from model.export import writer_of
-from model.export.gguf import vocabulary
+from model.export.published import vocabulary
 from model.tokenization.gguf import CUTS
 from model.tokenization.world import WorldCodec
 from model.tokenizer import Tokenizer, TokenizerError
