@@ -16,8 +16,16 @@ import typer
 from rich.console import Console
 
 from model.convert.linearize.chats import ChatFormat, encode
-from model.convert.linearize.conversion import DEFAULT_CHAT_TOKENS, RANKS, Settings
-from model.convert.linearize.costs import EXAMPLES, GPU, TWO_CORES, hours, memory
+from model.convert.linearize.conversion import (
+    DEFAULT_CHAT_TOKENS,
+    EXAMPLES,
+    GPU,
+    RANKS,
+    TWO_CORES,
+    Settings,
+    hours,
+    memory,
+)
 from model.convert.linearize.plan import window_plan
 from model.convert.linearize.report import Measures, Subject, half_ids, print_report, write_report
 from model.convert.linearize.result import Adapter, load_adapter, write_adapter_folder
