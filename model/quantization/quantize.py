@@ -26,6 +26,7 @@ from model.architectures.config import QUANTIZATION, stated_quantization
 from model.checkpoint import Checkpoint, save_chat, save_tokenizer
 from model.checkpoint_files import CONFIG
 from model.native.runtime import INT4_FILES, INT8_TABLES, Runtime
+from model.state import to_bfloat16
 from model.weights import SCALE, WEIGHTS, CheckpointError, StoredWeights, WrappedWeights, shape_in
 from model.weights.int4 import Int4, rounded
 
@@ -53,12 +54,6 @@ def quantize_rows(matrix: Float) -> tuple[npt.NDArray[np.int8], Float]:
     by = np.broadcast_to(scale[:, None], matrix.shape)
     steps = np.divide(matrix, by, out=np.zeros_like(matrix), where=by > 0)
     return np.clip(np.rint(steps), -127, 127).astype(np.int8), scale
-
-
-def to_bfloat16(values: Float) -> npt.NDArray[np.uint16]:
-    """The bits of finite float32 values rounded to bfloat16, ties to even."""
-    bits = values.view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
 def save_quantized(folder: Path, checkpoint: Checkpoint, dtype: Dtype) -> None:

@@ -317,9 +317,9 @@ def _is_world(values: dict[str, Any]) -> bool:
     )
 
 
-NUM_BYTES, BYTES_EOS = 256, 0
-#: The bytes of each id but `BYTES_EOS`.
-BYTE_TOKENS = {id: bytes([id]) for id in range(NUM_BYTES) if id != BYTES_EOS}
+NUM_BYTES = 256
+#: The bytes of each id but `EOS`.
+BYTE_TOKENS = {id: bytes([id]) for id in range(NUM_BYTES) if id != EOS}
 
 
 class BytesCodec:
@@ -329,8 +329,8 @@ class BytesCodec:
     puts_space_in_front = False
     first_bytes: dict[int, bytes] = {}  # noqa: RUF012 - nothing is put in front of a text
     aliases: dict[str, int] = {}  # noqa: RUF012 - never changed
-    eos_token_ids = (BYTES_EOS,)
-    special = {BYTES_EOS: AddedToken(END_OF_TEXT, special=True)}  # noqa: RUF012 - never changed
+    eos_token_ids = (EOS,)
+    special = {EOS: AddedToken(END_OF_TEXT, special=True)}  # noqa: RUF012 - never changed
     token_bytes = (b"", *BYTE_TOKENS.values())
 
     def encode(self, text: str) -> list[int]:
