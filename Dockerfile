@@ -43,7 +43,7 @@ COPY model ./model
 COPY clients ./clients
 # With the base of the bundled chat model, by version and hash, where no volume hides it.
 RUN EVERSTREAM_REQUIRE_NATIVE=1 pip --python /opt/everstream install --no-deps . \
-    && HF_ASSETS_CACHE=/opt/everstream/assets python -m model.hub.base_download model/bundled/smollm2
+    && HF_ASSETS_CACHE=/opt/everstream/assets python -m model.hub.base model/bundled/smollm2
 
 
 FROM python:${PYTHON_VERSION}-slim-bookworm${BASE_DIGEST}

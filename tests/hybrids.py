@@ -47,7 +47,7 @@ from model.families.lfm3.config import Lfm3Config
 from model.families.llama import read as llama_read
 from model.families.llama.config import LlamaConfig
 from model.families.mamba2_hybrid.config import Mamba2HybridConfig
-from model.families.mamba2_hybrid.names import (
+from model.families.mamba2_hybrid.read import (
     Multipliers,
     falcon_names,
     granite_names,
@@ -55,9 +55,9 @@ from model.families.mamba2_hybrid.names import (
 )
 from model.families.qwen35.config import Qwen35Config
 from model.families.qwen35.read import folder_names
+from model.foreign.config import Rotary
 from model.foreign.hybrid_names import HybridNames
-from model.foreign.renamed import Renamed
-from model.foreign.rotary import Rotary
+from model.foreign.weights import Renamed
 
 #: Of the models here: 600 positions.
 CONTEXT = 608

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from model.families.rwkv7.config import Rwkv7Config
 from model.families.rwkv7.read import NATIVE, parts_of
-from model.foreign.renamed import Renamed
+from model.foreign.weights import Renamed
 
 Published = dict[str, Tensor]
 

@@ -92,10 +92,10 @@ def test_image_has_the_base_of_the_model_that_it_serves(
     (assets,) = re.findall(r"HF_ASSETS_CACHE=(\S+)", image["ENV"])
     assert image["COPY"].split()[-1] == assets.removesuffix("/assets") == "/opt/everstream"
     runs = [step["value"] for step in instructions if step["instruction"] == "RUN"]
-    fetch = f"HF_ASSETS_CACHE={assets} python -m model.hub.base_download model/bundled/{model}"
+    fetch = f"HF_ASSETS_CACHE={assets} python -m model.hub.base model/bundled/{model}"
     assert any(fetch in run for run in runs)
     check = (ROOT / "deploy" / "check-install").read_text("utf-8")
-    assert f"-m model.hub.base_download model/bundled/{model}" in check
+    assert f"-m model.hub.base model/bundled/{model}" in check
     compose = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text("utf-8"))
     for name in ("everstream", "replica"):
         served = compose["services"][name]["environment"]["EVERSTREAM_MODEL"]

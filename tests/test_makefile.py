@@ -22,7 +22,7 @@ case "$*" in
   "deploy/bundled-pip"*) echo "$*" >> "$LOG";;
   "deploy/requirements"*) printf "packages of [%s]" "$2";;
   "deploy/progress"*) shift; for command; do sh -c "$command" || exit; done;;
-  "-m model.hub.base_download"*)
+  "-m model.hub.base"*)
     echo "$*" >> "$LOG"
     if test -n "$OFFLINE"; then echo "smollm2: no network"; exit 2; fi;;
   "-m pytest"*) for word; do echo "$word"; done >> "$LOG";;
@@ -159,7 +159,7 @@ def test_nothing_is_installed_twice(tree: Tree, has_compiler: bool) -> None:
 
 
 STORIES = ["serve", "--model", "everstream-stories"]
-FETCH = "-m model.hub.base_download model/bundled/smollm2"
+FETCH = "-m model.hub.base model/bundled/smollm2"
 
 
 def bundle(tree: Tree, *names: str) -> None:

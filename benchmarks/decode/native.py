@@ -16,10 +16,10 @@ from benchmarks.decode.peers import PREFILL_TOKENS, Opened, Point, Steps, Unavai
 from benchmarks.decode.roofline import ITEM_BYTES, Cost
 from benchmarks.decode.shapes import SIZES
 from model.architectures.config import Config, with_state_dtype
+from model.checkpoint_files import read_weights
 from model.config import ModelConfig
 from model.native.runtime import Runtime, levels
 from model.weights import num_parameters
-from model.weights.folder import read_weights
 
 MAX_READ_TOKENS = 8192
 WARM_UP_S = 0.05

@@ -2,7 +2,7 @@
 
 The kernel is ``exp(q . k / sqrt(K))`` over all pairs of random queries and keys; the attention
 output is its weighted mean of random values. Both are compared in float64 with what the draws of
-`model.ops.random_features` give: positive and trigonometric features, rows orthogonal or not. An
+`model.ops.exponential` give: positive and trigonometric features, rows orthogonal or not. An
 error is a root mean square, relative to that of the exact result. A width of m features is what a
 state pays for: m rows of positive ones, m/2 rows of trigonometric ones (a sine and a cosine each).
 The baseline needs no features: a constant for the kernel, the plain mean of all values.
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.report import Figures, Result, command_line, show_figures
-from model.ops.random_features import (
+from model.ops.exponential import (
     gaussian_projection,
     log_positive_features,
     trigonometric_features,

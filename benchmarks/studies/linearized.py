@@ -32,8 +32,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from benchmarks.report import Figures, Result, read_result, show_figures, write_result
-from model.attention.base import mechanism
-from model.attention.heads import HeadsAttention
+from model.attention.base import HeadsAttention, mechanism
 from model.attention.soft_vq import SoftVqAttention
 from model.attention.vq import VqAttention
 from model.convert.linearize.plan import Plan, state_bytes, window_plan

@@ -22,8 +22,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from model.architectures import quantization
-from model.architectures.config import Config
+from model.architectures.config import QUANTIZATION, Config, calibration_of
 from model.files import ConfigError
 
 __all__ = [
@@ -38,7 +37,7 @@ __all__ = [
 class Architecture(NamedTuple):
     """The classes of a family, each as (module, name); imported when asked for.
 
-    ``name`` is what users call the family, ``chat`` a `model.architectures.chat.FamilyChat`, where
+    ``name`` is what users call the family, ``chat`` a `model.checkpoint.FamilyChat`, where
     the family has taught its models turns, ``native`` a function of `model.native.options`, where
     the native runtime has kernels for it.
     """
@@ -123,10 +122,10 @@ ARCHITECTURES: dict[str, Architecture] = {
 def config_from_dict(values: dict[str, Any]) -> Config:
     """The config in a ``config.json`` of ours; raises `ConfigError` for any other.
 
-    What it says of its weights (`model.architectures.quantization`) is checked and left out.
+    What it says of its weights (`model.architectures.config`) is checked and left out.
     """
-    quantization.calibration_of(values)
-    values = {name: value for name, value in values.items() if name != quantization.KEY}
+    calibration_of(values)
+    values = {name: value for name, value in values.items() if name != QUANTIZATION}
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         known = " or ".join(map(repr, ARCHITECTURES))

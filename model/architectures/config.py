@@ -1,4 +1,9 @@
-"""The config of an architecture: what is known of a model without its weights."""
+"""The config of an architecture: what is known of a model without its weights.
+
+A ``config.json`` of ours also says of int4 weights, under `QUANTIZATION`, how they are stored, and
+the name of the text that their rounding was calibrated with, or null. Whatever does not know the
+key refuses the folder.
+"""
 
 from __future__ import annotations
 
@@ -205,3 +210,26 @@ def check_epsilon(config: object, *names: str) -> None:
         value = getattr(config, name)
         if type(value) is not float or not 0.0 < value < 1.0:
             raise ConfigError(f"{name} must be in (0, 1), not {value!r}")
+
+
+QUANTIZATION = "quantization"
+_INT4 = {"bits": 4, "group_size": 32}
+
+
+def stated_quantization(calibration: str | None) -> dict[str, Any]:
+    """The value of `QUANTIZATION` for weights calibrated with a text of this name, or without."""
+    return {**_INT4, "calibration": calibration}
+
+
+def calibration_of(values: Mapping[str, Any]) -> str | None:
+    """The text that int4 weights were calibrated with; None also where they are not int4.
+
+    Raises `ConfigError` for weights that are stored in another way.
+    """
+    value = values.get(QUANTIZATION)
+    if value is None:
+        return None
+    name = value.get("calibration") if isinstance(value, dict) else None
+    if value != stated_quantization(name) or not isinstance(name, str | None):
+        raise ConfigError(f"{QUANTIZATION} must be {_INT4} and a calibration, not {value!r}")
+    return name

@@ -152,7 +152,7 @@ def attention_shapes(
     qkv_bias: bool = False,
     out_bias: bool = False,
 ) -> dict[str, Shape]:
-    """The weights of `model.architectures.bounded_attention`, by their names in a mixer.
+    """The weights of `model.architectures.decoder`, by their names in a mixer.
 
     With a gate each head has its rows after the query's; ``head_gates`` are one number a head.
     """

@@ -6,7 +6,7 @@ Importing this imports no torch; `model.attention.base.mechanism` does.
 from __future__ import annotations
 
 from model.attention import specs
-from model.attention.spec import Spec
+from model.attention.specs import Spec
 from model.files import ConfigError
 
 #: name -> (spec, module, class). The module is imported when asked for.

@@ -26,10 +26,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.attention.base import Losses, State
-from model.attention.heads import HeadsAttention, token_positions
-from model.attention.spec import AttentionConfig
-from model.ops.products import product
+from model.attention.base import HeadsAttention, Losses, State, token_positions
+from model.attention.specs import AttentionConfig
+from model.ops.layers import product
 
 EPSILON = 1e-6
 BLOCK = 64

@@ -29,12 +29,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.attention.base import Losses, State
-from model.attention.heads import HeadsAttention
-from model.attention.spec import AttentionConfig
-from model.ops.decayed_scores import MIN_LOG_DECAY
+from model.attention.base import HeadsAttention, Losses, State
+from model.attention.specs import AttentionConfig
 from model.ops.delta import delta_step
 from model.ops.fused import convolved_silu, packed_delta_chunk, unit_heads, unit_length
+from model.ops.recurrence import MIN_LOG_DECAY
 
 
 class DeltaAttention(HeadsAttention):

@@ -23,12 +23,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.attention.base import Losses, State
-from model.attention.heads import HeadsAttention, token_positions
+from model.attention.base import HeadsAttention, Losses, State, token_positions
 from model.attention.retnet import head_log_decay
-from model.attention.spec import AttentionConfig
+from model.attention.specs import AttentionConfig
+from model.ops.layers import rotate
 from model.ops.recurrence import recurrence_chunk, recurrence_step
-from model.ops.rotary import rotate
 
 #: As published: the first and the last head forget one part in so many with each token.
 MEMORY = 32, 512

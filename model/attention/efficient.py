@@ -23,8 +23,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from model.attention.base import Losses, State
-from model.attention.heads import HeadsAttention, token_positions
+from model.attention.base import HeadsAttention, Losses, State, token_positions
 from model.ops.exponential import (
     LOG_ZERO,
     exponential_chunk,

@@ -17,8 +17,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from model.attention.base import Losses, State
-from model.attention.heads import HeadsAttention, token_positions
+from model.attention.base import HeadsAttention, Losses, State, token_positions
 from model.ops.exponential import exponential_chunk, exponential_step
 
 

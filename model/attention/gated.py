@@ -20,11 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.attention.base import Losses, State
-from model.attention.heads import HeadsAttention
-from model.attention.spec import AttentionConfig
-from model.ops.decayed_scores import MIN_LOG_DECAY
-from model.ops.recurrence import recurrence_chunk, recurrence_step
+from model.attention.base import HeadsAttention, Losses, State
+from model.attention.specs import AttentionConfig
+from model.ops.recurrence import MIN_LOG_DECAY, recurrence_chunk, recurrence_step
 
 DECAY_TEMPERATURE = 16.0
 

@@ -25,8 +25,7 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.attention.base import Losses, State
-from model.attention.heads import HeadsAttention, token_positions
+from model.attention.base import HeadsAttention, Losses, State, token_positions
 from model.ops.recurrence import (
     normalizer_chunk,
     normalizer_step,

@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.attention.exponential import ExponentialAttention
-from model.attention.spec import AttentionConfig
-from model.ops.random_features import (
+from model.attention.specs import AttentionConfig
+from model.ops.exponential import (
     gaussian_projection,
     half_square,
     log_positive_features,

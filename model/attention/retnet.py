@@ -3,7 +3,7 @@
     S_t = diag(a) S_{t-1} + (R_t k_t) v_t^T,   a_f = gamma_h zeta_f^(1/512)
     o_t = rms_norm(K^-1/2 (R_t q_t)^T S_t) * silu(x_t W_g),   gamma_h = 1 - 2^(-5-h)
 
-R_t rotates by t (`model.ops.rotary`). xPos (Sun et al. 2022, "A Length-
+R_t rotates by t (`model.ops.layers`). xPos (Sun et al. 2022, "A Length-
 Extrapolatable Transformer", eq. 12) scales q by zeta^(t/512) and k by
 zeta^(-t/512), with zeta_i = (2 i / K + 0.4) / 1.4 for the i-th pair; the second
 grows without bound. Only their product acts, and that is one more decay per
@@ -18,10 +18,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from model.attention.base import Losses, State
-from model.attention.heads import HeadsAttention, token_positions
+from model.attention.base import HeadsAttention, Losses, State, token_positions
+from model.ops.layers import rotate
 from model.ops.recurrence import recurrence_chunk, recurrence_step
-from model.ops.rotary import rotate
 
 XPOS_OFFSET, XPOS_SCALE_BASE = 0.4, 512.0
 

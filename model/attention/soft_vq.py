@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from model.attention.exponential import ExponentialAttention
-from model.attention.spec import AttentionConfig
-from model.ops.random_features import log_softmax_of_distance, project
+from model.attention.specs import AttentionConfig
+from model.ops.exponential import log_softmax_of_distance, project
 
 
 class SoftVqAttention(ExponentialAttention):

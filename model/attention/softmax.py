@@ -2,7 +2,7 @@
 
     o_t = sum_{j <= t} softmax_j(R_t q_t . R_j k_j / sqrt(K)) v_j
 
-R_t is the rotation of `model.ops.rotary` with base ``rope_theta``; with
+R_t is the rotation of `model.ops.layers` with base ``rope_theta``; with
 ``rotary`` "none" there is none, for checkpoints with learned positions.
 
 Here to be measured against. Its state, the keys and values of all tokens so
@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.attention.base import Losses, State
-from model.attention.heads import HeadsAttention, token_positions
+from model.attention.base import HeadsAttention, Losses, State, token_positions
 
 
 class SoftmaxAttention(HeadsAttention):

@@ -32,11 +32,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from model.attention.base import Losses, State
-from model.attention.heads import HeadsAttention
-from model.attention.spec import AttentionConfig
-from model.ops.exponential import LOG_ZERO
-from model.ops.random_features import half_square, project
+from model.attention.base import HeadsAttention, Losses, State
+from model.attention.specs import AttentionConfig
+from model.ops.exponential import LOG_ZERO, half_square, project
 from model.ops.recurrence import recurrence_chunk
 from model.ops.window import Sums, enter_window, has_left, join, window_attention
 

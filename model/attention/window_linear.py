@@ -25,12 +25,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from model.attention.base import Losses, State
-from model.attention.heads import HeadsAttention, token_positions
+from model.attention.base import HeadsAttention, Losses, State, token_positions
 from model.attention.performer import draw_projection
-from model.attention.spec import AttentionConfig
-from model.ops.exponential import exponential_chunk
-from model.ops.random_features import log_positive_features
+from model.attention.specs import AttentionConfig
+from model.ops.exponential import exponential_chunk, log_positive_features
 from model.ops.window import enter_window, has_left, join, window_attention
 
 

@@ -190,7 +190,7 @@ def _to_constant(
     from model.files import ConfigError
     from model.memory import keep_freed_memory
     from model.training.data import Source
-    from model.training.resume import signals_remembered
+    from model.training.loop import signals_remembered
 
     keep_freed_memory()
     if "ranks" in chosen:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from model.attention import spec_of
-from model.attention.spec import key_dim
+from model.attention.specs import key_dim
 from model.checkpoint import Checkpoint, CheckpointError
 from model.config import ModelConfig
 from model.export.published import write_folder

@@ -16,8 +16,16 @@ from gguf import GGUFWriter
 
 from model.architectures.hybrid import HybridConfig
 from model.checkpoint import Checkpoint, CheckpointError
-from model.export.gguf import Planned, add_dtype, add_sizes, add_vocabulary, write_tensors
-from model.export.published import published, with_middle_axis, write_folder
+from model.export.published import (
+    Planned,
+    add_dtype,
+    add_sizes,
+    add_vocabulary,
+    published,
+    with_middle_axis,
+    write_folder,
+    write_tensors,
+)
 from model.families.lfm2 import read as lfm2_read
 from model.families.lfm2.config import Lfm2Config
 from model.families.lfm2.read import FOLDER

@@ -15,12 +15,18 @@ import numpy as np
 from gguf import GGUFWriter
 
 from model.checkpoint import Checkpoint, CheckpointError
-from model.export.gguf import Planned, add_dtype, add_sizes, add_vocabulary, write_tensors
-from model.export.published import published, write_folder
+from model.export.published import (
+    Planned,
+    add_dtype,
+    add_sizes,
+    add_vocabulary,
+    published,
+    write_folder,
+    write_tensors,
+)
 from model.families.llama.config import LlamaConfig
-from model.families.llama.gguf import FACTORS, KINDS, unrotated_layers
-from model.families.llama.read import FOLDER, GGUF
-from model.foreign.rotary import SCALINGS, Rotary
+from model.families.llama.read import FACTORS, FOLDER, GGUF, KINDS, unrotated_layers
+from model.foreign.config import SCALINGS, Rotary
 from model.weights import Array
 
 CLASSES = {

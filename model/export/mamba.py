@@ -13,8 +13,16 @@ from typing import Any
 from gguf import GGUFType, GGUFWriter
 
 from model.checkpoint import Checkpoint, CheckpointError
-from model.export.gguf import Planned, add_dtype, add_vocabulary, write_tensors
-from model.export.published import published, refuse_others, with_middle_axis, write_folder
+from model.export.published import (
+    Planned,
+    add_dtype,
+    add_vocabulary,
+    published,
+    refuse_others,
+    with_middle_axis,
+    write_folder,
+    write_tensors,
+)
 from model.families.mamba.config import Mamba2Config, MambaConfig
 from model.families.mamba.read import GGUF, folder_names
 from model.tensor_spec import Shape

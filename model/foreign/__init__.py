@@ -80,19 +80,19 @@ _BY_SHAPES = (
 
 #: ``general.architecture`` of GGUF -> (module, function).
 GGUF_READERS = {
-    "rwkv7": ("model.families.rwkv7.gguf", "read_gguf"),
-    "arwkv7": ("model.families.arwkv7.gguf", "read_gguf"),
+    "rwkv7": ("model.families.rwkv7.read", "read_gguf"),
+    "arwkv7": ("model.families.arwkv7.read", "read_gguf"),
     "qwen35": ("model.families.qwen35.gguf", "read_gguf"),
-    "lfm2": ("model.families.lfm2.gguf", "read_gguf"),
+    "lfm2": ("model.families.lfm2.read", "read_gguf"),
     **dict.fromkeys(
-        ("llama", "qwen2", "qwen3", "smollm3"), ("model.families.llama.gguf", "read_gguf")
+        ("llama", "qwen2", "qwen3", "smollm3"), ("model.families.llama.read", "read_gguf")
     ),
     **dict.fromkeys(
         ("granitehybrid", "nemotron_h", "falcon-h1"),
-        ("model.families.mamba2_hybrid.gguf", "read_gguf"),
+        ("model.families.mamba2_hybrid.read", "read_gguf"),
     ),
-    "mamba": ("model.families.mamba.gguf", "read_gguf"),
-    "mamba2": ("model.families.mamba.gguf", "read_gguf"),
+    "mamba": ("model.families.mamba.read", "read_gguf"),
+    "mamba2": ("model.families.mamba.read", "read_gguf"),
 }
 #: Those whose attention has a bounded past.
 WITH_ATTENTION = (

@@ -10,7 +10,7 @@ import numpy as np
 from model.architectures.hybrid import BoundedConfig
 from model.files import ConfigError
 from model.foreign.config import ForeignConfig
-from model.foreign.renamed import Part
+from model.foreign.weights import Part
 from model.weights import Array, CheckpointError, StoredWeights, Weights, shape_in
 
 #: Read at a time where a large tensor is looked through.

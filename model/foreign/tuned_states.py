@@ -24,7 +24,7 @@ Reader = Callable[[Mapping[str, Array], str, Any], list[dict[str, Array]]]
 
 #: ``model_type`` of our config -> (module, function). Imported when asked for.
 READERS: dict[str, tuple[str, str]] = {
-    "everstream-rwkv7": ("model.families.rwkv7.tuned", "read_time_states"),
+    "everstream-rwkv7": ("model.families.rwkv7.read", "read_time_states"),
 }
 
 #: The end of a key of a tuned state, in every family.

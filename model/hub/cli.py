@@ -60,7 +60,7 @@ def pull_command(
 
 def _pull_base(name: str, folder: Path, source: Path | None) -> None:
     """Prints where the base of the model in ``folder`` is now."""
-    from model.hub.base_download import ProgressLine, provide
+    from model.hub.base import ProgressLine, provide
 
     with errors_as_lines(OSError), ProgressLine(f"base of {name}", sys.stderr) as said:
         path = provide(folder, said, source)

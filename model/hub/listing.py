@@ -12,10 +12,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from model.chat import template as chat_template
+from model import chat as chat_template
 from model.checkpoint_files import CONFIG, CONFIGS, FILE_SUFFIXES, GGUF_SUFFIX
 from model.hub.names import HubName
-from model.tokenization.ends import GENERATION_CONFIG
+from model.tokenization.base import GENERATION_CONFIG
 from model.tokenizer import FILES as TOKENIZER_FILES
 from model.weights import FORMS, WEIGHTS, CheckpointError
 from model.weights.gguf_file import is_first_part, part_names

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 from model import foreign
 from model.architectures import config_from_dict
 from model.bundled_models import bundled_models
-from model.checkpoint_files import ADAPTER, GGUF_SUFFIX, config_file
+from model.checkpoint_files import ADAPTER, GGUF_SUFFIX, config_file, weight_files
 from model.files import ConfigError
 from model.hub.base import has_base, place_of
 from model.hub.base import remove as remove_base
 from model.hub.listing import models_in, only_model
 from model.hub.names import MAIN, HubName, parse_name
 from model.weights import CheckpointError
-from model.weights.folder import weight_files
 from model.weights.gguf_file import part_names, part_paths
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from model.architectures import ARCHITECTURES, load_class
 from model.architectures.config import Config
 from model.architectures.hybrid import SINKS, BoundedConfig
 from model.attention import spec_of
-from model.attention.spec import key_dim
+from model.attention.specs import key_dim
 from model.config import ModelConfig
 from model.families.arwkv7.config import Arwkv7Config
 from model.families.lfm2.config import Lfm2Config

@@ -14,7 +14,7 @@ W = A^-1 beta e^b k do not depend on the state: they are computed for all blocks
 once. The rest is the recurrence with u in the place of v. Where the decay is one number
 per head, every exponent is taken for a pair and is never positive. With one per key channel,
 diag(a_t) in the place of a_t (Kimi Team 2025, "Kimi Linear", eq. 1), the products of a pair
-are `model.ops.decayed_scores`.
+are `model.ops.recurrence`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.ops.decayed_scores import decayed_scores, sums_after
-from model.ops.products import product
-from model.ops.recurrence import decayed
+from model.ops.layers import product
+from model.ops.recurrence import decayed, decayed_scores, sums_after
 
 BLOCK = 64
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from model.ops.convolution import convolution_chunk
 from model.ops.delta import BLOCK, delta_chunk
+from model.ops.layers import convolution_chunk
 
 try:
     from model.ops.cpu._native import Training as Training

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.ops.products import product
+from model.ops.layers import product
 
 BLOCK = 64
 

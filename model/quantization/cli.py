@@ -55,8 +55,7 @@ def quantize_command(
     from model.evaluation import DataError
     from model.hub.on_disk import num_bytes
     from model.native.runtime import NativeError
-    from model.quantization.int4 import save_int4
-    from model.quantization.quantize import save_quantized
+    from model.quantization.quantize import save_int4, save_quantized
 
     if calibration is not None and dtype != "int4":
         raise typer.BadParameter("is for --dtype int4", param_hint="--calibration")

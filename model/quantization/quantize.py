@@ -1,10 +1,15 @@
-"""Checkpoints whose large matrices are int8, or all of whose weights are bfloat16.
+"""Checkpoints whose matrices are int8 or int4, or all of whose weights are bfloat16.
 
 A matrix of int8 has a scale per output row next to it, under its name and
 ``.scale``: w[i, :] ~ int8[i, :] * scale[i]. `model.weights` multiplies them
 when it reads. The scale is max|w[i, :]| / 127 in float32, rounding is to
 nearest, ties to even: what the native runtime does when it packs float32 for
 int8, so that it packs such a checkpoint to the very same numbers.
+
+The matrices of int4 are those that the native runtime holds in it, rounded to the nearest or
+calibrated with a text (`save_int4`). Their scales are under the same names (`model.weights.int4`);
+tables are int8, as the runtime holds them. A matrix of odd width stays as it is. The config states
+all this (`model.architectures.config`).
 """
 
 from __future__ import annotations
@@ -17,10 +22,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from model.architectures.config import QUANTIZATION, stated_quantization
 from model.checkpoint import Checkpoint, save_chat, save_tokenizer
 from model.checkpoint_files import CONFIG
-from model.native.runtime import INT8_TABLES
-from model.weights import SCALE, WEIGHTS, CheckpointError
+from model.native.runtime import INT4_FILES, INT8_TABLES, Runtime
+from model.state import to_bfloat16
+from model.weights import SCALE, WEIGHTS, CheckpointError, StoredWeights, WrappedWeights, shape_in
+from model.weights.int4 import Int4, rounded
 
 Dtype = Literal["int8", "bfloat16"]
 Array = npt.NDArray[Any]
@@ -46,12 +54,6 @@ def quantize_rows(matrix: Float) -> tuple[npt.NDArray[np.int8], Float]:
     by = np.broadcast_to(scale[:, None], matrix.shape)
     steps = np.divide(matrix, by, out=np.zeros_like(matrix), where=by > 0)
     return np.clip(np.rint(steps), -127, 127).astype(np.int8), scale
-
-
-def to_bfloat16(values: Float) -> npt.NDArray[np.uint16]:
-    """The bits of finite float32 values rounded to bfloat16, ties to even."""
-    bits = values.view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
 def save_quantized(folder: Path, checkpoint: Checkpoint, dtype: Dtype) -> None:
@@ -114,3 +116,61 @@ def _write(path: Path, tensors: Mapping[str, Array]) -> None:
         file.write(len(head).to_bytes(8, "little") + head)
         for name in order:
             file.write(tensors[name].tobytes())
+
+
+def save_int4(
+    folder: Path, checkpoint: Checkpoint, text: Path | None = None, threads: int = 1
+) -> None:
+    """Writes the three files into ``folder``, which must not be the one that is read.
+
+    With a ``text`` the rounding is calibrated (`model.quantization.calibration`), which takes torch
+    and ``threads``. Raises `CheckpointError` for weights that are not finite or of four bits,
+    `NativeError` for a model that the native runtime does not cover, and `DataError` for a text
+    that cannot be used.
+    """
+    matrices = int4_of(checkpoint, text, threads)
+    save_tensors(folder, checkpoint, dict(_int4_tensors(checkpoint, matrices)))
+    values = {
+        **checkpoint.config.to_dict(),
+        QUANTIZATION: stated_quantization(text.name if text else None),
+    }
+    (folder / CONFIG).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def int4_of(checkpoint: Checkpoint, text: Path | None, threads: int) -> Mapping[str, Int4]:
+    """What becomes int4, by name; see `save_int4`."""
+    weights = checkpoint.weights
+    if isinstance(weights, StoredWeights) and weights.stored_dtype in INT4_FILES:
+        raise CheckpointError(f"the weights are {weights.stored_dtype} already")
+    for name in weights:
+        finite(checkpoint, name)
+    numbers = _Numbers(weights) if isinstance(weights, StoredWeights) else weights
+    held = Runtime(checkpoint.config, numbers, "int4").int4_names
+    names = [name for name in held if shape_in(weights, name)[1] % 2 == 0]
+    if text is None:
+        return {name: rounded(finite(checkpoint, name)) for name in names}
+    from model.quantization.calibration import calibrated
+
+    return calibrated(checkpoint, names, text, threads)
+
+
+class _Numbers(WrappedWeights):
+    """Those of a file, without its blocks: a runtime of int4 rounds them."""
+
+    @property
+    def stored_dtype(self) -> str:
+        return "float32"
+
+
+def _int4_tensors(
+    checkpoint: Checkpoint, matrices: Mapping[str, Int4]
+) -> Iterator[tuple[str, Array]]:
+    for name in checkpoint.weights:
+        if name in matrices:
+            yield name, matrices[name].packed()
+            yield name + SCALE, matrices[name].scales
+        elif name in INT8_TABLES:
+            rows = quantize_rows(finite(checkpoint, name))
+            yield from zip((name, name + SCALE), rows, strict=True)
+        else:
+            yield name, unrounded(finite(checkpoint, name))

@@ -23,7 +23,7 @@ from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 
 from model.tokenization.base import TokenizerError
-from model.tokenization.kinds import SPACE
+from model.tokenization.library import SPACE
 
 #: What Mistral calls such files in its folders.
 FILE, BEGINNING = "tokenizer.model.v3", "tokenizer.model"

@@ -1,4 +1,9 @@
-"""RWKV's World tokenizer, from its own file or a ``tokenizer.json``."""
+"""RWKV's World tokenizer, from its own file or a ``tokenizer.json``.
+
+A vocabulary in its format may also be that of the 256 bytes (`BytesCodec`): an id is its byte, as
+models have it that read bytes. Id 0 ends a text, so that a text cannot have the byte 0: it is
+encoded as a space.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +17,17 @@ from typing import Any, Self
 from tokenizers import AddedToken
 
 from model.files import read_text
-from model.tokenization.base import END_OF_TEXT, MAX_TOKEN_BYTES, TokenizerError
-from model.tokenization.ends import NO_ENDS, Ends, resolve
-from model.tokenization.kinds import Kind, bytes_of
-from model.tokenization.known import Encoded, KnownTexts
-from model.tokenization.library import check_bounds, parsed
-from model.tokenization.single_bytes import TOKENS, BytesCodec
+from model.tokenization.base import (
+    END_OF_TEXT,
+    MAX_TOKEN_BYTES,
+    NO_ENDS,
+    Encoded,
+    Ends,
+    KnownTexts,
+    TokenizerError,
+    resolve_ends,
+)
+from model.tokenization.library import Kind, bytes_of, check_bounds, parsed
 
 # -------------------------------------------------------------------------------------------------
 # RWKV's World tokenizer: at each place of the UTF-8 bytes, the longest token that fits.
@@ -72,7 +82,7 @@ class WorldCodec:
         # Published configs name "\\n\\n" as an end and mean an id that is not in the file: the ids
         # of padding and all names are passed over, as are single bytes: 1 and 2 are the defaults
         # of configs that were made for another tokenizer.
-        others = resolve(Ends(ends.ids), max(PADDED_SIZE, len(self.token_bytes)), int)
+        others = resolve_ends(Ends(ends.ids), max(PADDED_SIZE, len(self.token_bytes)), int)
         others = [id for id in others if len(self._by_id.get(id, b"").strip()) > 1]
         self.eos_token_ids = (EOS, *dict.fromkeys(others))
         self._trie = _trie(self._by_id)
@@ -145,7 +155,7 @@ def read_world(path: Path, ends: Ends = NO_ENDS) -> WorldCodec | BytesCodec:
         raise TokenizerError(f"{path} is not UTF-8: {error}") from error
     try:
         tokens = dict(_lines(path, text))
-        if tokens in (TOKENS, {EOS: b"\0"} | TOKENS):
+        if tokens in (BYTE_TOKENS, {EOS: b"\0"} | BYTE_TOKENS):
             return BytesCodec()
         return WorldCodec(tokens.items(), ends)
     except TokenizerError as error:
@@ -305,3 +315,34 @@ def _is_world(values: dict[str, Any]) -> bool:
         and cut.get("use_regex") is False
         and cut.get("add_prefix_space") is False
     )
+
+
+NUM_BYTES = 256
+#: The bytes of each id but `EOS`.
+BYTE_TOKENS = {id: bytes([id]) for id in range(NUM_BYTES) if id != EOS}
+
+
+class BytesCodec:
+    """See `model.tokenization.base.Codec`."""
+
+    kind = "bytes"
+    puts_space_in_front = False
+    first_bytes: dict[int, bytes] = {}  # noqa: RUF012 - nothing is put in front of a text
+    aliases: dict[str, int] = {}  # noqa: RUF012 - never changed
+    eos_token_ids = (EOS,)
+    special = {EOS: AddedToken(END_OF_TEXT, special=True)}  # noqa: RUF012 - never changed
+    token_bytes = (b"", *BYTE_TOKENS.values())
+
+    def encode(self, text: str) -> list[int]:
+        """Its bytes."""
+        return list(text.encode().replace(b"\0", b" "))
+
+    encode_after_special = encode_continuation = encode_exact = encode
+
+    def remembering(self) -> Self:
+        """The same: there is nothing to remember."""
+        return self
+
+    def content(self) -> str:
+        """In the format of RWKV's vocabularies, of which the end of text has no line."""
+        return "".join(f"{id} {token!r} 1\n" for id, token in BYTE_TOKENS.items())

@@ -3,7 +3,7 @@
 Muon (Jordan et al. 2024, torch's own implementation) orthogonalises the
 momentum of a matrix; with ``match_rms_adamw`` its steps are as large as AdamW's
 (Liu et al. 2025, "Muon is Scalable for LLM Training", eq. 4). Where one weight
-holds several matrices (`model.ops.linear.FusedLinear`), each is orthogonalised on
+holds several matrices (`model.ops.layers.FusedLinear`), each is orthogonalised on
 its own. ``docs/contribute/notebook.md`` has the comparison with plain AdamW.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from model.ops.linear import FusedLinear
+from model.ops.layers import FusedLinear
 
 BETAS = (0.9, 0.95)
 
@@ -56,7 +56,7 @@ class SplitMuon(torch.optim.Muon):
 class StackedMuon(SplitMuon):
     """`SplitMuon` whose step multiplies all matrices of a shape at once, with its rate in a tensor.
 
-    A CUDA graph can hold such a step (`model.training.execution`).
+    A CUDA graph can hold such a step (`model.training.passes`).
     """
 
     @torch.no_grad()

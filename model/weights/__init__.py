@@ -1,6 +1,6 @@
 """A checkpoint's weights as numpy arrays, each read when it is asked for, from files of any kind.
 
-`model.weights.folder` finds the files of a folder and reads them. What is stored in fewer bits
+`model.checkpoint_files` finds the files of a folder and reads them. What is stored in fewer bits
 comes out as float32.
 """
 

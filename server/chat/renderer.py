@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from model.tokenization.names import Names
-from model.tokenizer import Tokenizer
+from model.tokenizer import Names, Tokenizer
 from server.chat import sandbox
 from server.errors import InvalidRequest, invalid
 from server.workers.process import ROOT, Turns, WorkerEnded, WorkerProcess

@@ -8,7 +8,7 @@ import typer
 
 from model.architectures.config import Config
 from model.bundled_models import DEFAULT_MODEL
-from model.chat.template import PLAIN, ChatTemplate
+from model.chat import PLAIN, ChatTemplate
 from model.checkpoint import Checkpoint, load_checkpoint, locate
 from model.command_line import LoraAlpha, LoraFiles, lora_of
 from model.hub.on_disk import num_bytes

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from model.chat.template import PLAIN
+from model.chat import PLAIN
 from server.cli.options import fail, version
 from server.config import ConfigError, flag_of
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
 
-from model.chat.call_forms import FORMS
+from model.chat import FORMS
 from server.constraints import schema as json_schema
 from server.constraints import tool_calls
 from server.constraints.schema import FormatRefused

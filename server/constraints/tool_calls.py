@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from model.chat.call_forms import FORMS, CallForm, ParameterForm, literal
+from model.chat import FORMS, CallForm, ParameterForm, literal
 from server.constraints import schema as json_schema
 from server.constraints.schema import KINDS, Exclusive, FormatRefused
 
@@ -386,7 +386,7 @@ def _times(least: int, most: int | None) -> str:
 # -------------------------------------------------------------------------------------------------
 # Answers that call functions: the one format that no client asks for by its name.
 #
-# A call is written in one of the forms of `model.chat.call_forms`, which differ in what is around
+# A call is written in one of the forms of `model.chat`, which differ in what is around
 # the name and the arguments. Arguments are JSON of the function's own schema, one parameter after
 # another, or in Python's syntax. Where the model may also answer without a call, its answer is any
 # text that does not begin as a call does.

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from model.chat.template import ChatTemplate
+from model.chat import ChatTemplate
 from model.state import StateLayout
 from model.tokenizer import Tokenizer
 from server.chat.renderer import Renderer
@@ -192,7 +192,7 @@ class LargeAnswers:
 # Tokenizers that remember, one for each tenant: what one sends makes no other one faster.
 
 
-#: Of those that sent texts last; each may keep `model.tokenization.known.MAX_BYTES`.
+#: Of those that sent texts last; each may keep `model.tokenization.base.MAX_BYTES`.
 MAX_TENANTS = 8
 
 

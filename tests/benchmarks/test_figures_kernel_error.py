@@ -19,7 +19,7 @@ from benchmarks.studies.kernel_error import (
     summary,
     weighted_mean,
 )
-from model.ops.random_features import gaussian_projection
+from model.ops.exponential import gaussian_projection
 
 SMALL = Setting(dim=16, scale=0.4)
 

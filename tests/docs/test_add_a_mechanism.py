@@ -16,7 +16,7 @@ import torch
 
 from model.attention import MECHANISMS, specs
 from model.attention.base import Attention, mechanism
-from model.attention.spec import Spec
+from model.attention.specs import Spec
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
 from model.lm import LanguageModel

@@ -9,10 +9,9 @@ import pytest
 from model.architectures import config_from_dict
 from model.bundled_models import DEFAULT_NAME, bundled_models
 from model.checkpoint import CheckpointError, load_checkpoint, locate
-from model.checkpoint_files import ADAPTER, CONFIG
+from model.checkpoint_files import ADAPTER, CONFIG, read_weights, weight_files
 from model.files import read_json
 from model.hub.base import has_base, read_base, whole_models
-from model.weights.folder import read_weights, weight_files
 from model.weights.safetensors import WeightFiles
 from tests.tiny import write_model
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from model.checkpoint import read_sampling
 from model.files import ConfigError
-from model.generation import read_sampling
 
 
 def folder_with(path: Path, values: dict[str, Any]) -> Path:

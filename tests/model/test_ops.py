@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.ops.decayed_scores import MIN_LOG_DECAY
 from model.ops.delta import delta_chunk, delta_step
-from model.ops.recurrence import decayed, recurrence_chunk, recurrence_step
+from model.ops.recurrence import MIN_LOG_DECAY, decayed, recurrence_chunk, recurrence_step
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.ops.random_features import (
+from model.ops.exponential import (
     gaussian_projection,
     log_positive_features,
     trigonometric_features,

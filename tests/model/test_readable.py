@@ -16,7 +16,7 @@ import torch
 from model.bundled_models import bundled_models
 from model.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from model.quantization.quantize import save_quantized
-from model.training.resume import save_progress
+from model.training.loop import save_progress
 from tests.tiny import tiny_checkpoint
 
 NOBODY = 65534

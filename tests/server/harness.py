@@ -16,7 +16,7 @@ import httpx
 from pydantic import TypeAdapter
 from websockets.asyncio.client import ClientConnection, connect
 
-from model.chat.template import ChatTemplate
+from model.chat import ChatTemplate
 from server.api.app import create_app
 from server.api.schemas.responses import AnyFrame
 from server.config import ServerConfig

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from model.chat.template import ChatTemplate
+from model.chat import ChatTemplate
 from model.tokenizer import Tokenizer
 from server.config import ServerConfig
 from server.constraints.compiler import FormatCompiler

@@ -35,10 +35,8 @@ from benchmarks.report import Figures
 from benchmarks.studies.mechanisms.folder import RunError
 from benchmarks.studies.mechanisms.language import session_bytes
 from benchmarks.studies.mechanisms.specs import Size, Spec
-from model.block import Block
 from model.config import ModelConfig
-from model.lm import LanguageModel
-from model.training.execution import Captured
+from model.lm import Block, LanguageModel
 from model.training.optimizer import (
     gradients,
     learning_rate_factor,
@@ -46,6 +44,7 @@ from model.training.optimizer import (
     prepare_step,
     set_rates,
 )
+from model.training.passes import Captured
 
 NUM_KEYS = 128
 NUM_VALUES = 64

@@ -19,13 +19,13 @@ from pathlib import Path
 from benchmarks.report import Figures, Result, command_line, show_figures
 from benchmarks.round_trip.__main__ import Job, read_by_peer, read_on_native
 from model.checkpoint import Checkpoint, load_checkpoint
+from model.checkpoint_files import weight_files
 from model.evaluation import documents
 from model.export import WRITERS, writer_of
 from model.export.cli import export_command
 from model.native.runtime import Runtime
-from model.quantization.int4 import save_int4
+from model.quantization.quantize import save_int4
 from model.tokenizer import Tokenizer
-from model.weights.folder import weight_files
 
 WINDOW = 512
 #: What llama.cpp makes of float32 by itself.

@@ -16,8 +16,16 @@ import typer
 from rich.console import Console
 
 from model.convert.linearize.chats import ChatFormat, encode
-from model.convert.linearize.conversion import DEFAULT_CHAT_TOKENS, RANKS, Settings
-from model.convert.linearize.costs import EXAMPLES, GPU, TWO_CORES, hours, memory
+from model.convert.linearize.conversion import (
+    DEFAULT_CHAT_TOKENS,
+    EXAMPLES,
+    GPU,
+    RANKS,
+    TWO_CORES,
+    Settings,
+    hours,
+    memory,
+)
 from model.convert.linearize.plan import window_plan
 from model.convert.linearize.report import Measures, Subject, half_ids, print_report, write_report
 from model.convert.linearize.result import Adapter, load_adapter, write_adapter_folder
@@ -25,8 +33,7 @@ from model.convert.linearize.scan import choose_plan, given_bytes, given_plan
 from model.convert.linearize.source import Source, read_source
 from model.convert.linearize.student import Student, empty_state, step
 from model.files import ConfigError
-from model.hub.base import describe
-from model.hub.base_download import copy_verified
+from model.hub.base import copy_verified, describe
 from model.tokenizer import Tokenizer
 
 #: Tokens of an answer.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from model.architectures.config import Config
 from model.architectures.network import model_of
-from model.chat.template import save_chat_template
+from model.chat import save_chat_template
 from model.checkpoint import save_checkpoint
 from model.checkpoint_files import ADAPTER, CONFIG
 from model.convert.linearize.plan import Plan, plan_from_json

@@ -26,12 +26,12 @@ from model.convert.linearize.sequences import Sequences
 from model.convert.linearize.source import full_attention, merged, rotated
 from model.convert.linearize.student import Student
 from model.training import TrainingError
-from model.training.resume import load_progress, write_progress
+from model.training.loop import load_progress, write_progress
 
 # -------------------------------------------------------------------------------------------------
 # A run of `match` or `distil`: its parameters between two steps, kept in a folder.
 #
-# The folder has ``progress`` (`model.training.resume`), from which a run continues with the same
+# The folder has ``progress`` (`model.training.loop`), from which a run continues with the same
 # bits, and ``log.jsonl``, an object for each step and each measurement. ``adapter.safetensors`` has
 # the averaged weights for use (`model.convert.linearize.result`).
 
@@ -284,7 +284,7 @@ def match_layers(
 # for each token, over the ids of ``head``, where t is the softmax of the source's logits and s that
 # of the student's. Where the right next token is known to matter (an answer of a recall task), the
 # target is a mixture with it: (1 - h) t + h onehot(label). Logits exist for `ROWS` tokens at a
-# time, in the forward pass alone, as in `model.training.loss`.
+# time, in the forward pass alone, as in `model.training.passes`.
 
 
 ROWS = 256

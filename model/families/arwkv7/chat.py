@@ -5,7 +5,7 @@ Used where a checkpoint's files have no template of their own.
 
 from __future__ import annotations
 
-from model.chat.template import ChatTemplate
+from model.chat import ChatTemplate
 from model.tokenizer import Tokenizer
 
 END_OF_TURN = "<|im_end|>"

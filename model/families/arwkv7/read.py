@@ -1,8 +1,12 @@
-"""ARWKV as it is published: folders of the type ``rwkv_hybrid``.
+"""ARWKV as it is published: folders of the type ``rwkv_hybrid``, and GGUF.
 
-The config is Qwen2's and says of its attention what the donor had; the numbers of heads and the
-ranks are those of the weights. The low-rank matrices are [in, out]. Files may have an ``x_g``
+A folder's config is Qwen2's and says of its attention what the donor had; the numbers of heads and
+the ranks are those of the weights. The low-rank matrices are [in, out]. Files may have an ``x_g``
 without a gate, and values to mix into the first layer, which nothing computes with.
+
+GGUF (``arwkv7``, as llama.cpp's converter writes it) is as RWKV-7's, but the token shift has five
+rows where there is no gate, whose rank is 0 then. The head is always there, also where it is the
+embedding again.
 """
 
 from __future__ import annotations
@@ -12,19 +16,26 @@ from dataclasses import dataclass, replace
 
 from model.families.arwkv7.config import Arwkv7Config
 from model.families.rwkv7.read import (
+    BOS,
+    EOS,
+    GGUF_HARMLESS,
+    GROUP_NORM_EPS,
     INPUTS,
     TimeMixNames,
+    TimeMixTensors,
     affine,
+    agree,
     in_block,
+    metadata_of,
     time_mix_parts,
     time_mix_sizes,
     unused_values,
 )
 from model.files import ConfigError
 from model.foreign.config import ForeignConfig
-from model.foreign.renamed import KeyShapes, Part, Renamed
-from model.foreign.weights import Weights
+from model.foreign.weights import KeyShapes, Part, Renamed, Weights
 from model.weights import Array, file_name
+from model.weights.gguf_file import GgufFile
 
 #: Of the donor's attention, which is not there, and of training.
 HARMLESS = (
@@ -169,3 +180,74 @@ def _parts_of(config: Arwkv7Config, names: Names) -> dict[str, Part]:
         ours: ends[ours] if ours in ends else in_block(ours, block, names)
         for ours in config.weight_shapes()
     }
+
+
+GGUF_PREFIX = "arwkv7."
+GGUF = Names(
+    embedding="token_embd.weight",
+    head="output.weight",
+    norm="output_norm.weight",
+    block="blk.{}",
+    shift_mix=Part(("time_mix_lerp_fused.weight",)),
+    vectors=("time_mix_k_k.weight", "time_mix_k_a.weight", "time_mix_r_k.weight"),
+    low_rank=("time_mix_{}1.weight", "time_mix_{}2.weight", "time_mix_{}0.weight"),
+    low_rank_form="same",
+    modules={
+        "mixer_norm": "attn_norm",
+        "mixer.receptance": "time_mix_receptance",
+        "mixer.key": "time_mix_key",
+        "mixer.value": "time_mix_value",
+        "mixer.output": "time_mix_output",
+        "mixer.group_norm": "time_mix_ln",
+        "mlp_norm": "ffn_norm",
+        "mlp.gate": "ffn_gate",
+        "mlp.up": "ffn_up",
+        "mlp.down": "ffn_down",
+    },
+)
+
+
+def read_gguf(file: GgufFile, name: str) -> tuple[Arwkv7Config, Renamed]:
+    """The model in a file called ``name``.
+
+    Raises `ConfigError` or `CheckpointError`, which name the key.
+    """
+    source = metadata_of(file, name, GGUF_PREFIX)
+    source.ignore(*(GGUF_PREFIX + field for field in GGUF_HARMLESS))
+    source.choice(f"{GGUF_PREFIX}token_shift_count", 1)
+    source.choice(f"{GGUF_PREFIX}rescale_every_n_layers", 0)
+    tensors = TimeMixTensors(file, name, source.integer(f"{GGUF_PREFIX}wkv.head_size"))
+    config = sizes(tensors, name, GGUF)
+    gate_rank = f"{GGUF_PREFIX}attention.gate_lora_rank"
+    if not config.gate_rank:
+        source.choice(gate_rank, 0)
+        wanted = {}
+    else:
+        wanted = {gate_rank: config.gate_rank}
+    wanted |= {
+        f"{GGUF_PREFIX}block_count": config.num_hidden_layers,
+        f"{GGUF_PREFIX}embedding_length": config.hidden_size,
+        f"{GGUF_PREFIX}feed_forward_length": config.intermediate_size,
+        f"{GGUF_PREFIX}attention.decay_lora_rank": config.decay_rank,
+        f"{GGUF_PREFIX}attention.iclr_lora_rank": config.rate_rank,
+    }
+    value_rank = f"{GGUF_PREFIX}attention.value_residual_mix_lora_rank"
+    if config.num_hidden_layers > 1:
+        wanted[value_rank] = config.value_rank
+    else:
+        source.ignore(value_rank)
+    for key, size in wanted.items():
+        agree(source, key, source.integer(key), size)
+    size = config.vocab_size
+    agree(
+        source, f"{GGUF_PREFIX}vocab_size", source.integer(f"{GGUF_PREFIX}vocab_size", size), size
+    )
+    config = replace(
+        config,
+        norm_eps=source.number(f"{GGUF_PREFIX}attention.layer_norm_rms_epsilon", 1e-6),
+        group_norm_eps=GROUP_NORM_EPS,
+        bos_token_id=source.special_id(BOS, size),
+        eos_token_id=source.special_id(EOS, size),
+    )
+    source.refuse_unknown()
+    return config, renamed(tensors, name, config, GGUF, set())

@@ -6,7 +6,7 @@ which the server writes into the content of a turn.
 
 from __future__ import annotations
 
-from model.chat.template import ChatTemplate
+from model.chat import ChatTemplate
 from model.tokenizer import Tokenizer
 
 START, END_OF_TURN = "<|startoftext|>", "<|im_end|>"

@@ -4,7 +4,7 @@ With h the normed input, a depthwise causal convolution and no activation:
 
     B, C, u = W_in h,   y = W_out (C * conv(B * u))
 
-Attention is `model.architectures.bounded_attention`, without a gate and all channels rotary.
+Attention is `model.architectures.decoder`, without a gate and all channels rotary.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from model.architectures.bounded_attention import BoundedAttention
-from model.architectures.decoder import Decoder, Mixer
+from model.architectures.decoder import BoundedAttention, Decoder, Mixer
 from model.architectures.network import State
 from model.families.lfm2.config import Lfm2Config
-from model.ops.convolution import convolution_chunk
+from model.ops.layers import convolution_chunk
 
 
 class Lfm2(Decoder):

@@ -1,4 +1,4 @@
-"""LFM2 and LFM2.5 in their Hugging Face layout, dense, and their keys."""
+"""LFM2 and LFM2.5, dense, in their Hugging Face layout and in llama.cpp's GGUF, and their keys."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 
 from model.families.lfm2.config import Lfm2Config
 from model.files import ConfigError
-from model.foreign.config import ForeignConfig
+from model.foreign.config import ForeignConfig, read_rotary
+from model.foreign.gguf import BOS, EOS, GgufSource
 from model.foreign.hybrid_names import HybridNames, attention_layers, refuse_other_head, weight
-from model.foreign.renamed import Part, Renamed
-from model.foreign.rotary import read_rotary
-from model.foreign.weights import Weights
+from model.foreign.weights import Part, Renamed, Weights
 from model.weights import file_name
+from model.weights.gguf_file import GgufFile
 
 # -------------------------------------------------------------------------------------------------
 # The keys of LFM2 files, and which of our weights each is.
@@ -139,3 +139,47 @@ def _attention_layers(source: ForeignConfig, num_layers: int) -> tuple[int, ...]
         raise ConfigError(f"{source.family}: full_attn_idxs must be a list, not {indices!r:.80}")
     source.ignore("layer_types")
     return tuple(indices)
+
+
+def read_gguf(file: GgufFile, name: str) -> tuple[Lfm2Config, Renamed]:
+    """The model in a file called ``name``.
+
+    Raises `ConfigError` or `CheckpointError`, which name the key.
+    """
+    config = _gguf_config(GgufSource(file, name, "lfm2"), file)
+    weights = Renamed(file, GGUF.parts_of(config))
+    weights.check(name, config.weight_shapes(), frozenset())
+    return config, weights
+
+
+def _gguf_config(source: GgufSource, file: GgufFile) -> Lfm2Config:
+    name = source.family
+    num_layers, size, width = source.sizes(file)
+    if "attention.sliding_window" in source:
+        raise ConfigError(
+            f"{name}: attention.sliding_window is not supported: it is of models that hear"
+        )
+    kv_heads = source.per_layer("attention.head_count_kv", num_layers)
+    layers = tuple(layer for layer, heads in enumerate(kv_heads) if heads)
+    heads = source.integer("attention.head_count")
+    config = Lfm2Config(
+        vocab_size=size,
+        hidden_size=width,
+        num_hidden_layers=num_layers,
+        intermediate_size=source.integer("feed_forward_length"),
+        attention_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=source.num_kv_heads(kv_heads, layers),
+        head_dim=width // heads,
+        rope_theta=source.number("rope.freq_base", 1e6),
+        conv_size=source.integer("shortconv.l_cache"),
+        norm_eps=source.number("attention.layer_norm_rms_epsilon", 1e-5),
+        tied="output.weight" not in file,
+        bos_token_id=source.special_id(BOS, size),
+        eos_token_id=source.special_id(EOS, size),
+        max_context=source.integer("context_length"),
+    )
+    for key in ("rope.dimension_count", "attention.key_length", "attention.value_length"):
+        source.agree(key, config.head_dim)
+    source.refuse_unknown()
+    return config

@@ -11,8 +11,7 @@ and MLPs give is normed before it is added: ``x + norm(mixer(norm(x)))``.
 
 from __future__ import annotations
 
-from model.architectures.bounded_attention import BoundedAttention
-from model.architectures.decoder import Decoder, Mixer
+from model.architectures.decoder import BoundedAttention, Decoder, Mixer
 from model.architectures.hybrid import SINKS
 from model.families.lfm2.network import ShortConvolution
 from model.families.lfm3.config import Lfm3Config

@@ -10,8 +10,7 @@ from model.families.lfm3.config import Lfm3Config
 from model.files import ConfigError
 from model.foreign.config import ForeignConfig
 from model.foreign.hybrid_names import HybridNames, layer_kinds, refuse_other_head, weight
-from model.foreign.renamed import Part, Renamed
-from model.foreign.weights import Weights
+from model.foreign.weights import Part, Renamed, Weights
 from model.weights import file_name
 
 #: The gate of heads in files; transformers' own name of it is `OWN_GATE`.

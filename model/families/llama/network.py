@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.architectures.bounded_attention import BoundedAttention, past_rows
-from model.architectures.decoder import Decoder
+from model.architectures.decoder import BoundedAttention, Decoder, past_rows
 from model.architectures.hybrid import SINKS
 from model.architectures.network import State
 from model.families.llama.config import LayerPlan, LlamaConfig
@@ -206,7 +205,7 @@ class DeltaFar(FarMaps):
 # -------------------------------------------------------------------------------------------------
 # Llama (Touvron et al. 2023, arXiv 2302.13971), and what differs from it by options of attention.
 #
-# Every layer is `model.architectures.bounded_attention` and a SwiGLU. In a model of constant state
+# Every layer is `model.architectures.decoder` and a SwiGLU. In a model of constant state
 # the past of a layer is its window, and a far part has what left it.
 
 

@@ -11,9 +11,7 @@ from torch.nn import functional as F
 from model.architectures.decoder import Decoder, Mixer
 from model.architectures.network import State
 from model.families.mamba.config import Mamba2Config, MambaConfig
-from model.ops.convolution import convolution_chunk, convolution_step
-from model.ops.linear import FusedLinear
-from model.ops.products import product
+from model.ops.layers import FusedLinear, convolution_chunk, convolution_step, product
 from model.ops.recurrence import decayed
 
 # A block is ``x + mixer(norm(x))``. The mixer's product gives x and z; a short convolution with a

@@ -2,7 +2,7 @@
 
 They are ``granitemoehybrid``, ``nemotron_h`` and ``falcon_h1`` of transformers.
 
-The mixers are those of `model.families.mamba` and of `model.architectures.bounded_attention`, whose
+The mixers are those of `model.families.mamba` and of `model.architectures.decoder`, whose
 queries and keys have no norms, and positions only where the config has a ``rotary_dim``.
 """
 
@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.architectures.bounded_attention import BoundedAttention
-from model.architectures.decoder import Decoder, Mixer
+from model.architectures.decoder import BoundedAttention, Decoder, Mixer
 from model.architectures.network import State
 from model.families.mamba.network import Mamba2Mixer
 from model.families.mamba2_hybrid.config import Mamba2HybridConfig

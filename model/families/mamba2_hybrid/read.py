@@ -1,27 +1,182 @@
-"""Granite 4.0-H, Nemotron-H and Falcon-H1 in their Hugging Face layouts, dense."""
+"""Granite 4.0-H, Nemotron-H and Falcon-H1, dense, in folders and in GGUF, and their keys.
+
+Folders are of Hugging Face's layouts, GGUF as llama.cpp's converter writes it: of the first two the
+rows of q and k lie in pairs, although the models have no positions. Falcon-H1's multipliers are
+those of the weights already.
+"""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from model.families.mamba.read import refuse_limit
+from model.architectures.hybrid import BoundedConfig
+from model.families.mamba.read import GGUF, MambaNames, folder_names, refuse_limit
 from model.families.mamba2_hybrid.config import Mamba2HybridConfig
-from model.families.mamba2_hybrid.names import (
-    Mamba2HybridNames,
-    Multipliers,
-    falcon_names,
-    granite_names,
-    nemotron_names,
-)
 from model.files import ConfigError
-from model.foreign.config import ForeignConfig
-from model.foreign.hybrid_names import refuse_other_head
-from model.foreign.renamed import Part, Renamed
-from model.foreign.rotary import read_rotary
-from model.foreign.weights import Weights
+from model.foreign.config import ForeignConfig, read_rotary
+from model.foreign.gguf import BOS, EOS, GgufSource, PairedRows
+from model.foreign.hybrid_names import HybridNames, refuse_other_head, weight
+from model.foreign.weights import Part, Renamed, Weights
 from model.weights import Array, file_name
+from model.weights.gguf_file import GgufFile
+
+_MIXER = "mixer."
+
+
+def _of_mixer(names: MambaNames, prefix: str) -> dict[str, Part]:
+    """Those of a mixer, whose keys have ``prefix`` in front, with neither."""
+    return {
+        ours.removeprefix(_MIXER): replace(part, keys=(part.keys[0].removeprefix(prefix),))
+        for ours, part in names.inside.items()
+        if ours.startswith(_MIXER)
+    }
+
+
+#: Of Mamba-2, in folders and in GGUF, and of attention.
+FOLDER_MAMBA = _of_mixer(folder_names(()), _MIXER)
+GGUF_MAMBA = _of_mixer(GGUF, "")
+FOLDER_ATTENTION = {f"{ours}.weight": weight(f"{ours}_proj") for ours in "qkv"}
+FOLDER_ATTENTION["out.weight"] = weight("o_proj")
+
+
+@dataclass(frozen=True)
+class Mamba2HybridNames(HybridNames):
+    """``other`` is a Mamba-2, ``mlp`` a layer that is an MLP alone."""
+
+    mlp: Mapping[str, Part] = field(default_factory=dict)
+
+    def mixers(self, config: BoundedConfig) -> list[Mapping[str, Part]]:
+        """See `HybridNames`; those of two mixers have theirs in front."""
+        assert isinstance(config, Mamba2HybridConfig), config
+        both = {f"attention.{ours}": part for ours, part in self.attention.items()}
+        both |= {f"mamba.{ours}": part for ours, part in self.other.items()}
+        kinds = {(True, True): both, (True, False): self.attention}
+        kinds |= {(False, True): self.other, (False, False): self.mlp}
+        pairs = zip(config.is_attention, config.is_mamba, strict=True)
+        return [kinds[pair] for pair in pairs]
+
+
+@dataclass(frozen=True)
+class Multipliers:
+    """Of Falcon-H1: what inputs and outputs of its linear maps are multiplied with.
+
+    ``ssm`` are those of z, x, B, C and dt, ``mlp`` of the gate and of what leaves the MLP.
+    """
+
+    head: float = 1.0
+    attention_in: float = 1.0
+    attention_out: float = 1.0
+    key: float = 1.0
+    ssm_in: float = 1.0
+    ssm_out: float = 1.0
+    ssm: tuple[float, ...] = (1.0,) * 5
+    mlp: tuple[float, ...] = (1.0,) * 2
+
+
+def _inside(prefix: str, parts: Mapping[str, Part]) -> dict[str, Part]:
+    return {ours: replace(part, keys=(f"{prefix}.{part.keys[0]}",)) for ours, part in parts.items()}
+
+
+def granite_names(logits_scaling: float) -> Mamba2HybridNames:
+    """Those of Granite, whose logits are divided by ``logits_scaling``: here the norm before."""
+    return Mamba2HybridNames(
+        ends={
+            "embedding.weight": weight("model.embed_tokens"),
+            "norm.weight": Part(("model.norm.weight",), factor=1.0 / logits_scaling),
+            "head.weight": weight("lm_head"),
+        },
+        block="model.layers.{}",
+        both={
+            "mixer_norm.weight": weight("input_layernorm"),
+            "mlp_norm.weight": weight("post_attention_layernorm"),
+            "mlp.gate.weight": weight("shared_mlp.input_linear", "first_half"),
+            "mlp.up.weight": weight("shared_mlp.input_linear", "second_half"),
+            "mlp.down.weight": weight("shared_mlp.output_linear"),
+        },
+        attention=_inside("self_attn", FOLDER_ATTENTION),
+        other=_inside("mamba", FOLDER_MAMBA),
+    )
+
+
+def nemotron_names(prefix: str) -> Mamba2HybridNames:
+    """Those of Nemotron-H; all but the head begin with ``prefix``."""
+    return Mamba2HybridNames(
+        ends={
+            "embedding.weight": weight(f"{prefix}.embeddings"),
+            "norm.weight": weight(f"{prefix}.norm_f"),
+            "head.weight": weight("lm_head"),
+        },
+        block=f"{prefix}.layers.{{}}",
+        both={"mixer_norm.weight": weight("norm")},
+        attention=_inside("mixer", FOLDER_ATTENTION),
+        other=_inside("mixer", FOLDER_MAMBA),
+        mlp={f"{name}.weight": weight(f"mixer.{name}_proj") for name in ("up", "down")},
+    )
+
+
+def falcon_names(config: Mamba2HybridConfig, by: Multipliers) -> Mamba2HybridNames:
+    """Those of Falcon-H1, whose multipliers are those of the weights here."""
+    mamba = config.mamba
+    writes = mamba.num_groups * mamba.state_size
+    rows = (mamba.inner_size, mamba.inner_size, writes, writes, mamba.num_attention_heads)
+    of_rows = [by.ssm_in * each for each, num in zip(by.ssm, rows, strict=True) for _ in range(num)]
+    factors: dict[str, float | tuple[float, ...]] = {
+        "q.weight": by.attention_in,
+        "k.weight": by.attention_in * by.key,
+        "v.weight": by.attention_in,
+        "out.weight": by.attention_out,
+    }
+    attention = {ours: replace(p, factor=factors[ours]) for ours, p in FOLDER_ATTENTION.items()}
+    in_weight, out_weight = FOLDER_MAMBA["in.weight"], FOLDER_MAMBA["out.weight"]
+    other = FOLDER_MAMBA | {
+        "in.weight": replace(in_weight, factor=tuple(of_rows)),
+        "out.weight": replace(out_weight, factor=by.ssm_out),
+    }
+    gate, down = by.mlp
+    return Mamba2HybridNames(
+        ends={
+            "embedding.weight": weight("model.embed_tokens"),
+            "norm.weight": Part(("model.final_layernorm.weight",), factor=by.head),
+            "head.weight": weight("lm_head"),
+        },
+        block="model.layers.{}",
+        both={
+            "mixer_norm.weight": weight("input_layernorm"),
+            "mlp_norm.weight": weight("pre_ff_layernorm"),
+            "mlp.gate.weight": Part(("feed_forward.gate_proj.weight",), factor=gate),
+            "mlp.up.weight": weight("feed_forward.up_proj"),
+            "mlp.down.weight": Part(("feed_forward.down_proj.weight",), factor=down),
+        },
+        attention=_inside("self_attn", attention),
+        other=_inside("mamba", other),
+    )
+
+
+def gguf_names(logits_scaling: float = 1.0, mlp_norm: str = "ffn_norm.weight") -> Mamba2HybridNames:
+    """Those of GGUF, where Falcon-H1 has another name for one norm."""
+    return Mamba2HybridNames(
+        ends={
+            "embedding.weight": weight("token_embd"),
+            "norm.weight": Part(("output_norm.weight",), factor=1.0 / logits_scaling),
+            "head.weight": weight("output"),
+        },
+        block="blk.{}",
+        both={
+            "mixer_norm.weight": weight("attn_norm"),
+            "mlp_norm.weight": Part((mlp_norm,)),
+            **{f"mlp.{name}.weight": weight(f"ffn_{name}") for name in ("gate", "up", "down")},
+        },
+        attention={
+            **{f"{name}.weight": weight(f"attn_{name}") for name in "qkv"},
+            "out.weight": weight("attn_output"),
+        },
+        other=GGUF_MAMBA,
+        mlp={f"{name}.weight": weight(f"ffn_{name}") for name in ("up", "down")},
+    )
+
 
 Read = tuple[Mamba2HybridConfig, Renamed]
 
@@ -268,3 +423,118 @@ def _kinds(source: ForeignConfig, *known: str) -> list[str]:
     if len(kinds) != num_layers:
         raise ConfigError(f"{source.family}: {name} has {len(kinds)} of {num_layers} layers")
     return kinds
+
+
+#: Sizes of experts, of which there are none.
+GGUF_HARMLESS = ("expert_used_count", "expert_shared_feed_forward_length")
+
+
+def read_gguf(file: GgufFile, name: str) -> tuple[Mamba2HybridConfig, Renamed]:
+    """The model in a file called ``name``.
+
+    Raises `ConfigError` or `CheckpointError`, which name the key.
+    """
+    family = str(file.metadata["general.architecture"])
+    source = GgufSource(file, name, family)
+    names = gguf_names()
+    shared = _gguf_shared(source, file)
+    if family == "granitehybrid":
+        config = _gguf_granite(source, shared)
+        names = gguf_names(source.scale("logit_scale"))
+    elif family == "nemotron_h":
+        config = _gguf_nemotron(source, shared)
+    else:
+        config = _gguf_falcon_h1(source, shared, file)
+        names = gguf_names(mlp_norm="ffn_norm")
+    source.refuse_unknown()
+    tensors = file if family == "falcon-h1" else PairedRows(file, config)
+    weights = Renamed(tensors, names.parts_of(config))
+    weights.check(name, config.weight_shapes(), set())
+    return config, weights
+
+
+def _gguf_shared(source: GgufSource, file: GgufFile) -> dict[str, Any]:
+    """What all say in the same way."""
+    num_layers, size, width = source.sizes(file)
+    if source.anything("expert_count"):
+        raise ConfigError(f"{source.family}: expert_count is not supported: {DENSE_ALONE}")
+    source.ignore(*GGUF_HARMLESS)
+    # Nemotron-H's files may have but the second, as its configs do.
+    eps = source.number("attention.layer_norm_epsilon", 1e-5)
+    eps = source.number("attention.layer_norm_rms_epsilon", eps)
+    kv_heads = source.per_layer("attention.head_count_kv", num_layers)
+    layers = tuple(layer for layer, heads in enumerate(kv_heads) if heads)
+    heads = source.integer("attention.head_count")
+    inner, mamba_heads = source.integer("ssm.inner_size"), source.integer("ssm.time_step_rank")
+    if inner % mamba_heads:
+        raise ConfigError(
+            f"{source.family}: ssm.time_step_rank must divide {inner}, not {mamba_heads}"
+        )
+    head_dim = source.integer("attention.key_length", width // heads)
+    source.agree("attention.value_length", head_dim)
+    return {
+        "vocab_size": size,
+        "hidden_size": width,
+        "num_hidden_layers": num_layers,
+        "attention_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": source.num_kv_heads(kv_heads, layers),
+        "head_dim": head_dim,
+        "rope_theta": source.number("rope.freq_base", 1e4),
+        "num_mamba_heads": mamba_heads,
+        "mamba_head_dim": inner // mamba_heads,
+        "state_size": source.integer("ssm.state_size"),
+        "num_groups": source.integer("ssm.group_count"),
+        "conv_size": source.integer("ssm.conv_kernel"),
+        "norm_eps": eps,
+        "tied": "output.weight" not in file,
+        "bos_token_id": source.special_id(BOS, size),
+        "eos_token_id": source.special_id(EOS, size),
+        "max_context": source.integer("context_length"),
+    }
+
+
+def _gguf_granite(source: GgufSource, shared: dict[str, Any]) -> Mamba2HybridConfig:
+    head_dim = shared["head_dim"]
+    source.agree("rope.dimension_count", head_dim)
+    return Mamba2HybridConfig(
+        **shared,
+        intermediate_size=source.integer("feed_forward_length"),
+        # So llama.cpp says whether there are positions.
+        rotary_dim=head_dim if source.boolean("rope.scaling.finetuned", True) else 0,
+        embedding_scale=source.scale("embedding_scale"),
+        residual_scale=source.scale("residual_scale"),
+        attention_scale=source.number("attention.scale", 0.0),
+    )
+
+
+def _gguf_nemotron(source: GgufSource, shared: dict[str, Any]) -> Mamba2HybridConfig:
+    source.ignore("rope.dimension_count")  # there are no positions
+    source.choice("rope.scaling.finetuned", False)
+    num_layers, attention = shared["num_hidden_layers"], set(shared["attention_layers"])
+    sizes = source.per_layer("feed_forward_length", num_layers)
+    inner = {size for size in sizes if size}
+    if len(inner) != 1 or any(sizes[layer] for layer in attention):
+        raise ConfigError(
+            f"{source.family}: feed_forward_length must be one number in some layers that are not"
+            " attention, and 0 in the others"
+        )
+    mamba = (layer for layer in range(num_layers) if not sizes[layer] and layer not in attention)
+    return Mamba2HybridConfig(**shared, mamba_layers=tuple(mamba), intermediate_size=inner.pop())
+
+
+def _gguf_falcon_h1(
+    source: GgufSource, shared: dict[str, Any], file: GgufFile
+) -> Mamba2HybridConfig:
+    head_dim = shared["head_dim"]
+    source.agree("rope.dimension_count", head_dim)
+    layers = tuple(range(shared["num_hidden_layers"]))
+    if shared["attention_layers"] != layers:
+        raise ConfigError(f"{source.family}: attention.head_count_kv must not be 0 in any layer")
+    return Mamba2HybridConfig(
+        **shared,
+        mamba_layers=layers,
+        intermediate_size=source.integer("feed_forward_length"),
+        rotary_dim=head_dim,
+        mixer_norm="blk.0.ssm_norm.weight" in file,
+    )

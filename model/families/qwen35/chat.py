@@ -8,7 +8,7 @@ by `call_forms.PARAMETERS`, and results are a turn of the user's.
 
 from __future__ import annotations
 
-from model.chat.template import ChatTemplate
+from model.chat import ChatTemplate
 from model.tokenizer import Tokenizer
 
 END_OF_TURN = "<|im_end|>"

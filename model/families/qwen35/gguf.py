@@ -17,8 +17,8 @@ import numpy.typing as npt
 from model.families.qwen35.config import Qwen35Config
 from model.families.qwen35.read import GGUF
 from model.files import ConfigError
-from model.foreign.gguf_source import BOS, EOS, GgufSource
-from model.foreign.renamed import Renamed
+from model.foreign.gguf import BOS, EOS, GgufSource
+from model.foreign.weights import Renamed
 from model.weights import Array, WrappedWeights
 from model.weights.gguf_file import GgufFile
 

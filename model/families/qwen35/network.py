@@ -8,7 +8,7 @@ input, an l2 norm of each q and k, and q also divided by sqrt(K):
     S_t = a_t S_{t-1} + k_t (beta_t (v_t - a_t S_{t-1}^T k_t))^T,   o_t = S_t^T q_t
     y = W_out (rms_norm(o) * silu(W_z h))
 
-The rule itself is `model.ops.delta`, attention `model.architectures.bounded_attention`.
+The rule itself is `model.ops.delta`, attention `model.architectures.decoder`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.architectures.bounded_attention import BoundedAttention
-from model.architectures.decoder import Decoder, Mixer
+from model.architectures.decoder import BoundedAttention, Decoder, Mixer
 from model.architectures.network import State
 from model.families.qwen35.config import Qwen35Config
 from model.ops.delta import delta_chunk, delta_step

@@ -8,11 +8,9 @@ from typing import Any
 
 from model.families.qwen35.config import Qwen35Config
 from model.files import ConfigError
-from model.foreign.config import ForeignConfig
+from model.foreign.config import ForeignConfig, read_rotary
 from model.foreign.hybrid_names import HybridNames, attention_layers, refuse_other_head, weight
-from model.foreign.renamed import Part, Renamed
-from model.foreign.rotary import read_rotary
-from model.foreign.weights import Weights
+from model.foreign.weights import Part, Renamed, Weights
 from model.weights import Array, CheckpointError, file_name, shape_in
 
 # -------------------------------------------------------------------------------------------------

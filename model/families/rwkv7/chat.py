@@ -12,9 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from model.chat.call_forms import FENCED
-from model.chat.template import ChatTemplate
-from model.chat.turns import Thinking, Turns, thinking_in
+from model.chat import FENCED, ChatTemplate, Thinking, Turns, thinking_in
 from model.tokenization import world
 from model.tokenization.base import END_OF_TEXT
 from model.tokenizer import Tokenizer

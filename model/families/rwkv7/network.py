@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from model.architectures.network import Losses, ModelState, Network, State
 from model.families.rwkv7.config import Rwkv7Config, TimeMixConfig, time_mix_shapes
-from model.ops.products import product
+from model.ops.layers import product
 from model.tensor_spec import Shape
 
 # -------------------------------------------------------------------------------------------------

@@ -1,21 +1,40 @@
-"""RWKV-7 as it is published: native ``.pth`` files and Hugging Face folders, and their keys."""
+"""RWKV-7 as it is published: native files, Hugging Face folders, GGUF, tuned states; their keys.
+
+In GGUF, as llama.cpp's converter writes it, the low-rank matrices are Linear weights [out, in]. The
+token shift of the time mix is one tensor [6, 1, 1, D] in the order r, w, k, v, a, g, and ``r_k`` is
+[D]. The first layer has no values to mix in: its ``time_mix_v*`` are copies of ``time_mix_a*``, and
+are not read.
+
+State tuning trains what the time mix of each layer begins with, and leaves the weights as they
+are. Its file has the tensors ``blocks.I.att.time_state`` [H, N, N] alone; the token shifts begin
+with zeros. For RWKV-7 it is the kernel's own initial state, with values as rows and keys as
+columns, so S_ours[key, value] is its transpose. RWKV-PEFT writes it so since the sixth of February
+2025; its versions of the two days before, and programs that give the matrix to
+flash-linear-attention as it is, have keys as rows. (Programs for RWKV-5 and RWKV-6 transpose the
+file's matrix when they load it.) RWKV-PEFT can also write such a state into the file of the
+weights.
+"""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Container, Mapping, Set
+from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from model.checkpoint_files import RWKV_CPP_SUFFIX, ST_SUFFIX
 from model.families.rwkv7.config import LOW_RANKS, Rwkv7Config
 from model.files import ConfigError
 from model.foreign import GROWS
 from model.foreign.config import ForeignConfig
-from model.foreign.renamed import KeyShapes, Part, Renamed
-from model.foreign.weights import Weights
-from model.weights import Array, CheckpointError, StoredWeights, file_name
+from model.foreign.weights import KeyShapes, Part, Renamed, Weights
+from model.tensor_spec import Shape
+from model.weights import Array, CheckpointError, StoredWeights, WrappedWeights, file_name, shape_in
+from model.weights.gguf_file import GgufFile
 from model.weights.rwkv_cpp import RwkvCppFile, Sizes
 from model.weights.safetensors import WeightFiles
 from model.weights.torch_file import TorchFile
@@ -153,7 +172,7 @@ LINEAR_ATTENTION = replace(
         "channel_mix.value": "mlp.value",
     },
 )
-#: Of GGUF, without the axes of one that some tensors have there; see `model.families.rwkv7.gguf`.
+#: Of GGUF, without the axes of one that some tensors have there; see `model.families.rwkv7.read`.
 GGUF = Names(
     embedding="token_embd.weight",
     head="output.weight",
@@ -338,7 +357,7 @@ def read_native(files: StoredWeights, name: str) -> tuple[Rwkv7Config, Renamed]:
     config = sizes(files, name, names)
     if isinstance(files, RwkvCppFile):
         _check_stated(files.stated, config, name)
-    # A tuned state that is merged in is read by `model.families.rwkv7.tuned`.
+    # A tuned state that is merged in is read by `model.families.rwkv7.read`.
     states = {key for key in files if re.fullmatch(r"blocks\.\d+\.att\.time_state", key)}
     return config, renamed(files, name, config, names, states)
 
@@ -471,3 +490,148 @@ def _refuse_variants(files: Mapping[str, Array], name: str) -> Names:
             " nor what this is called in other files"
         )
     return names
+
+
+#: llama.cpp computes with this epsilon for every head size.
+GROUP_NORM_EPS = 64e-5
+#: What the file says of training, or of kernels.
+GGUF_HARMLESS = ("context_length", "attention.head_count", "attention.head_count_kv")
+
+#: The ids that texts begin and end with.
+BOS, EOS = "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"
+
+
+def metadata_of(file: GgufFile, name: str, prefix: str) -> ForeignConfig:
+    """The fields that begin with ``prefix``, and the ids that texts begin and end with."""
+    values = {key: value for key, value in file.metadata.items() if key.startswith(prefix)}
+    ends = {key: file.metadata.get(key, 0) for key in (BOS, EOS)}
+    short = {key: v[:80] if isinstance(v, str) else v for key, v in (values | ends).items()}
+    return ForeignConfig({"model_type": name, **short})
+
+
+def read_gguf(file: GgufFile, name: str) -> tuple[Rwkv7Config, Renamed]:
+    """The model in a file called ``name``.
+
+    Raises `ConfigError` or `CheckpointError`, which name the key.
+    """
+    prefix = "rwkv7."
+    source = metadata_of(file, name, prefix)
+    source.ignore(*(prefix + field for field in GGUF_HARMLESS))
+    source.choice(f"{prefix}token_shift_count", 2)
+    source.choice(f"{prefix}rescale_every_n_layers", 0)
+    tensors = TimeMixTensors(file, name, source.integer(f"{prefix}wkv.head_size"))
+    config = sizes(tensors, name, GGUF)
+    _check_metadata(source, prefix, config)
+    config = replace(
+        config,
+        norm_eps=source.number(f"{prefix}attention.layer_norm_epsilon", 1e-5),
+        group_norm_eps=GROUP_NORM_EPS,
+        bos_token_id=source.special_id(BOS, config.vocab_size),
+        eos_token_id=source.special_id(EOS, config.vocab_size),
+    )
+    source.refuse_unknown()
+    return config, renamed(tensors, name, config, GGUF)
+
+
+def _check_metadata(source: ForeignConfig, prefix: str, config: Rwkv7Config) -> None:
+    """Raises `ConfigError` where the metadata says another size than the tensors have."""
+    wanted = {
+        "block_count": config.num_hidden_layers,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.decay_lora_rank": config.decay_rank,
+        "attention.iclr_lora_rank": config.rate_rank,
+        "attention.value_residual_mix_lora_rank": config.value_rank,
+        "attention.gate_lora_rank": config.gate_rank,
+    }
+    if config.num_hidden_layers == 1:
+        source.ignore(prefix + "attention.value_residual_mix_lora_rank")
+        del wanted["attention.value_residual_mix_lora_rank"]
+    for field, size in wanted.items():
+        agree(source, prefix + field, source.integer(prefix + field), size)
+    size = config.vocab_size
+    agree(source, f"{prefix}vocab_size", source.integer(f"{prefix}vocab_size", size), size)
+
+
+def agree(source: ForeignConfig, key: str, found: int, size: int) -> None:
+    """Raises `ConfigError` where the metadata say another size than the tensors have."""
+    if found != size:
+        raise ConfigError(f"{source.family}: {key} is {found}, the tensors have {size}")
+
+
+class TimeMixTensors(WrappedWeights):
+    """The tensors without axes of one beyond the second, and ``r_k`` as [heads, features]."""
+
+    def __init__(self, file: GgufFile, file_name: str, head_dim: int) -> None:
+        super().__init__(file)
+        self._file_name, self._head_dim = file_name, head_dim
+
+    def __getitem__(self, name: str) -> Array:
+        return self._base[name].reshape(self.shape(name))
+
+    def rows(self, name: str, begin: int, end: int | None) -> Array:
+        if self.shape(name) == self._base.shape(name):
+            return self._base.rows(name, begin, end)
+        return self[name][begin:end]
+
+    def block_kind(self, name: str) -> str | None:
+        is_same = self.shape(name) == self._base.shape(name)
+        return self._base.block_kind(name) if is_same else None
+
+    def shape(self, name: str) -> Shape:
+        shape = self._base.shape(name)
+        if len(shape) > 2:
+            shape = tuple(size for size in shape if size > 1) or (1,)
+        if not name.endswith(".time_mix_r_k.weight"):
+            return shape
+        if math.prod(shape) % self._head_dim:
+            raise CheckpointError(
+                f"{self._file_name}: {name} is {list(shape)}, no heads of {self._head_dim}"
+            )
+        return (math.prod(shape) // self._head_dim, self._head_dim)
+
+
+STATE_KEY, STATE_END = "blocks.{}.att.time_state", ".att.time_state"
+
+
+def merged_states(files: Mapping[str, Array]) -> dict[str, Array]:
+    """The matrices that are in a file of weights, where a tuned state was merged into it."""
+    return {key: files[key] for key in files if key.endswith(STATE_END)}
+
+
+def time_states(layers: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """The matrices of a published file for each layer's S [H, N, N] as [key, value]."""
+    return {
+        STATE_KEY.format(layer): np.ascontiguousarray(tensors["S"].transpose(0, 2, 1))
+        for layer, tensors in enumerate(layers)
+    }
+
+
+def read_time_states(
+    files: Mapping[str, Array], name: str, config: Rwkv7Config
+) -> list[dict[str, Array]]:
+    """Each layer's S [H, N, N] as [key, value], float32, out of a file called ``name``.
+
+    Raises `CheckpointError` where it is a state of a model of another shape.
+    """
+    heads, dim = config.num_attention_heads, config.head_dim
+    wanted = {STATE_KEY.format(layer) for layer in range(config.num_hidden_layers)}
+    found = {key for key in files if key.endswith(STATE_END)}
+    if not found:
+        raise CheckpointError(f"{name} is not a tuned state: it has no key {STATE_KEY.format(0)!r}")
+    if left := sorted(set(files) - found):
+        raise CheckpointError(f"{name} has an unknown key {left[0]!r} ({len(left)} in all)")
+    if found != wanted:
+        raise CheckpointError(
+            f"{name} is a state of {len(found)} layers, and the model has {len(wanted)}"
+        )
+    for key in sorted(wanted):
+        shape = shape_in(files, key)
+        if shape != (heads, dim, dim):
+            raise CheckpointError(
+                f"{name}: {key} is {list(shape)}, and the model has {[heads, dim, dim]}"
+            )
+    return [
+        {"S": np.asarray(files[STATE_KEY.format(layer)], np.float32).transpose(0, 2, 1)}
+        for layer in range(config.num_hidden_layers)
+    ]

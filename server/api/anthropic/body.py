@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from model.chat.turns import Thinking
+from model.chat import Thinking
 from server.api.chat.calls import ChosenFunction, NamedToolChoice, ToolChoice
 from server.api.chat.messages import (
     CACHE_MARK,

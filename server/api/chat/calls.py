@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
-from model.chat.call_forms import TAGGED, CallForm
-from model.chat.template import ChatTemplate
+from model.chat import TAGGED, CallForm, ChatTemplate
 from server.api.chat.messages import FunctionName, FunctionTool, tool_object
 from server.api.schemas.requests import (
     FormatPart,
@@ -25,7 +24,7 @@ from server.constraints.tool_calls import texts_of
 from server.errors import invalid
 
 # Every call is written under a grammar, so that its arguments follow the function's
-# schema. See `model.chat.call_forms` for how it looks.
+# schema. See `model.chat` for how it looks.
 
 
 #: Calls of one answer, where there may be several.
@@ -296,7 +295,7 @@ class PythonReader:
 
 
 # -------------------------------------------------------------------------------------------------
-# Reads calls of functions from an answer as it comes, in any form of `model.chat.call_forms`.
+# Reads calls of functions from an answer as it comes, in any form of `model.chat`.
 
 
 @dataclass(frozen=True, slots=True)

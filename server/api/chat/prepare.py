@@ -10,9 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from model.chat.call_forms import CallForm
-from model.chat.template import PLAIN
-from model.chat.turns import SWITCHES, Thinking
+from model.chat import PLAIN, SWITCHES, CallForm, Thinking
 from server.api.chat.calls import ToolCallsFormat, ToolChoice, ToolUse, tool_use
 from server.api.chat.messages import ChatMessage, FunctionTool
 from server.api.chat.prompt import Prompt, continued_prompt, prompt_of

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from model.chat.call_forms import LISTED, written
+from model.chat import LISTED, written
 from model.tokenizer import Tokenizer
 from server.api.chat.messages import (
     MAX_DEPTH,

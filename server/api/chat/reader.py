@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from model.chat.call_forms import CallForm
+from model.chat import CallForm
 from model.tokenizer import Tokenizer
 from server.api.chat.calls import Arguments, CallBegins, CallReader, Piece, Text
 from server.engine.types import Finished, Started, TokenEvent

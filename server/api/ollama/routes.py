@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.datastructures import Headers
 from typing_extensions import TypedDict
 
-from model.chat.template import PLAIN
+from model.chat import PLAIN
 from server.api.answers import JsonAnswer, LastEventsWriter, StreamAnswer, ended, json_response
 from server.api.chat.prepare import PreparedChat, prepared
 from server.api.chat.reader import AnswerPiece, AnswerReader, WholeAnswer

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field, model_validator
 from typing_extensions import TypedDict
 
-from model.chat.call_forms import CallForm
+from model.chat import CallForm
 from server.api.answers import JsonAnswer, StreamAnswer, drafted, ended, sse, total_usage
 from server.api.chat.calls import Arguments, CallBegins, Text, ToolChoice
 from server.api.chat.messages import MAX_PARTS, Messages, TemplateKwargs, TextPart, Tools

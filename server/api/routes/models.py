@@ -8,7 +8,7 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from model.chat.template import PLAIN
+from model.chat import PLAIN
 from server.api.answers import json_response
 from server.api.anthropic.routes import VERSION_HEADER, anthropic_model
 from server.api.routing import ERRORS, KEY_ERRORS, NOT_FOUND, body_schema, models_of, service_for

@@ -8,9 +8,8 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from model.architectures.chat import chat_of
-from model.chat.call_forms import TAGGED
-from model.chat.template import PLAIN, ChatTemplate
+from model.chat import PLAIN, TAGGED, ChatTemplate
+from model.checkpoint import chat_of
 from model.families.arwkv7.chat import TEMPLATE
 from model.tokenizer import Tokenizer
 from server.chat.sandbox import render

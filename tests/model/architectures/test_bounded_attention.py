@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.architectures.bounded_attention import BoundedAttention
+from model.architectures.decoder import BoundedAttention
 from model.architectures.hybrid import SINKS, past_state
 from model.architectures.network import State
 from tests.model.attention.test_contract import assert_close, random_split

@@ -8,10 +8,8 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from model.architectures.chat import chat_of
-from model.chat.call_forms import LISTED, PARAMETERS, TAGGED, form_in
-from model.chat.template import PLAIN, ChatTemplate
-from model.chat.turns import Switch
+from model.chat import LISTED, PARAMETERS, PLAIN, TAGGED, ChatTemplate, Switch, form_in
+from model.checkpoint import chat_of
 from model.families.lfm2.chat import TEMPLATE as LFM2
 from model.families.qwen35.chat import TEMPLATE as QWEN35
 from model.tokenizer import Tokenizer

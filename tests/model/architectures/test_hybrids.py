@@ -20,7 +20,7 @@ from model.families.llama.config import LayerPlan, LlamaConfig
 from model.families.mamba2_hybrid.config import Mamba2HybridConfig
 from model.families.qwen35.config import Qwen35Config
 from model.files import ConfigError
-from model.foreign.renamed import Renamed
+from model.foreign.weights import Renamed
 from tests.hybrids import HYBRIDS, ours, texts, theirs
 from tests.model.architectures.forms import (
     assert_bfloat16_is_near,

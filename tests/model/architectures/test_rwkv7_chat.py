@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from model.architectures.chat import chat_of
-from model.chat.call_forms import FENCED, TAGGED
-from model.chat.template import PLAIN, ChatTemplate
-from model.chat.turns import SWITCHES, Switch, Thinking
+from model.chat import FENCED, PLAIN, SWITCHES, TAGGED, ChatTemplate, Switch, Thinking
+from model.checkpoint import chat_of
 from model.config import ModelConfig
 from model.families.rwkv7.chat import NAME, TEMPLATE, TURNS, world_chat
 from model.families.rwkv7.config import Rwkv7Config

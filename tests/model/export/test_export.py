@@ -16,11 +16,11 @@ from tokenizers import Tokenizer as Backend
 
 from model.architectures.network import model_of
 from model.bundled_models import DEFAULT_MODEL
-from model.chat.template import ChatTemplate
+from model.chat import ChatTemplate
 from model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from model.export import writer_of
-from model.export.gguf import vocabulary
-from model.tokenization.cuts import CUTS
+from model.export.published import vocabulary
+from model.tokenization.gguf import CUTS
 from model.tokenization.world import WorldCodec
 from model.tokenizer import Tokenizer, TokenizerError
 from model.weights.gguf_file import GgufFile

@@ -17,7 +17,7 @@ from model.architectures.hybrid import HybridConfig
 from model.checkpoint import Checkpoint, CheckpointError, load_checkpoint
 from model.export import WRITERS, writer_of
 from model.families.qwen35.network import Qwen35
-from model.foreign.rotary import SCALINGS, Rotary
+from model.foreign.config import SCALINGS, Rotary
 from tests.hybrid_gguf import hybrid_tensors
 from tests.hybrids import FAMILIES, HYBRIDS, ours, qwen35, randomise, texts
 from tests.model.architectures.rwkv7_llama import logprobs_after

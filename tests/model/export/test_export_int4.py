@@ -11,7 +11,7 @@ from gguf.quants import dequantize
 
 from model.checkpoint import load_checkpoint
 from model.export import writer_of
-from model.quantization.int4 import save_int4
+from model.quantization.quantize import save_int4
 from model.weights import StoredWeights
 from model.weights.gguf_file import GgufFile
 from model.weights.int4 import GROUP, rounded

@@ -17,8 +17,7 @@ from safetensors.torch import save_file
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.checkpoint_files import Lora
 from model.config import ConfigError
-from model.foreign.adapters import DirectedChange, LowRankChange
-from model.foreign.lora import with_lora
+from model.foreign.lora import DirectedChange, LowRankChange, with_lora
 from model.weights import CheckpointError, StoredWeights
 from model.weights.torch_file import TorchFile
 from tests.gguf_files import gguf_tensors, write_gguf

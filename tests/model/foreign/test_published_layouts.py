@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from model.chat.call_forms import FENCED
+from model.chat import FENCED
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.config import ConfigError
 from model.families.rwkv7.chat import ENDS

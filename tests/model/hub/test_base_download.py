@@ -16,8 +16,7 @@ import pytest
 
 from model.bundled_models import DEFAULT_NAME
 from model.checkpoint_files import ADAPTER
-from model.hub.base import describe, write_base
-from model.hub.base_download import ProgressLine
+from model.hub.base import ProgressLine, describe, write_base
 from tests.adapted import base_fields, write_all, write_wheel
 from tests.model.hub.commands import ROOT, Commands, commands
 from tests.model.hub.index_server import index_server
@@ -274,7 +273,7 @@ def test_base_without_a_package_is_brought_by_the_user(
 def provider(model: Path, settings: dict[str, str]) -> subprocess.Popen[str]:
     """What `make` runs, in a process group of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "model.hub.base_download", str(model)],
+        [sys.executable, "-m", "model.hub.base", str(model)],
         cwd=ROOT,
         env={**os.environ, **settings},
         stderr=subprocess.PIPE,
@@ -333,7 +332,7 @@ def test_without_pip_an_error_says_so(
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     done = subprocess.run(
-        [venv / "bin" / "python", "-m", "model.hub.base_download", model],
+        [venv / "bin" / "python", "-m", "model.hub.base", model],
         cwd=ROOT,
         env={**os.environ, **settings},
         capture_output=True,

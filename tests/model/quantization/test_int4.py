@@ -15,7 +15,7 @@ from model.checkpoint import Checkpoint, load_checkpoint
 from model.evaluation import DataError
 from model.files import ConfigError
 from model.native.runtime import NativeError, Runtime
-from model.quantization.int4 import int4_of, save_int4
+from model.quantization.quantize import int4_of, save_int4
 from model.weights import CheckpointError
 from tests.gguf_blocks import BlockWeights
 from tests.int4 import to_int4

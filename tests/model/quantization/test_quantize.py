@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from model.checkpoint_files import read_weights
 from model.config import ModelConfig
 from model.lm import LanguageModel
 from model.native.runtime import Runtime
 from model.quantization.quantize import quantize_rows, save_quantized
 from model.weights import CheckpointError, is_quantized
-from model.weights.folder import read_weights
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
 from tests.weights import weights_of
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from model.tokenization.ends import Ends
+from model.tokenization.base import Ends
 from model.tokenization.library import LibraryCodec
 from model.tokenizer import FILES, Tokenizer
 from tests.tiny import TEXT

@@ -15,9 +15,9 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from model.bundled_models import DEFAULT_MODEL
-from model.tokenization import known
-from model.tokenization.cuts import CUTS
-from model.tokenization.known import Encoded, KnownTexts
+from model.tokenization import base
+from model.tokenization.base import Encoded, KnownTexts
+from model.tokenization.gguf import CUTS
 from model.tokenization.library import LibraryCodec
 from model.tokenization.world import PUBLISHED, read_world
 from model.tokenizer import Tokenizer
@@ -107,7 +107,7 @@ def test_codec_that_remembers_gives_the_same_ids(
     codec, text = CODECS[name](), "".join(parts)
     remembering, longer = codec.remembering(), text + "".join(following)
     methods = ("encode", "encode_after_special", "encode_continuation", "encode_exact")
-    with patch.object(known, "MIN_CHARS", 1):
+    with patch.object(base, "MIN_KNOWN_CHARS", 1):
         for method in methods:
             for one in (text, longer, longer, text):
                 assert getattr(remembering, method)(one) == getattr(codec, method)(one)
@@ -129,7 +129,7 @@ class Letters:
         return Encoded(self.plain(text), num, num)
 
 
-HEAD = "x" * known.MIN_CHARS
+HEAD = "x" * base.MIN_KNOWN_CHARS
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.text("abc", max_size=6)), max_size=20))
@@ -164,7 +164,7 @@ def test_texts_without_anything_settled_are_found_again_alone() -> None:
 def test_what_was_used_least_recently_is_forgotten_for_room() -> None:
     letters = Letters()
     first, second, third = (f"{letter}{HEAD}" for letter in "abc")
-    with patch.object(known, "MAX_BYTES", 2 * (5 * len(first) + 100)):
+    with patch.object(base, "MAX_KNOWN_BYTES", 2 * (5 * len(first) + 100)):
         for text in (first, second, first, third):
             letters.known.encode(text)
         before = len(letters.texts)

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from model.tokenization.base import TokenizerError
-from model.tokenization.ends import Ends
+from model.tokenization.base import Ends, TokenizerError
 from model.tokenization.library import LibraryCodec
 from model.tokenizer import Tokenizer
 from server.engine.text import Detokenizer

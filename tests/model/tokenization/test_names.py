@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from model.tokenization.names import Names
-from model.tokenizer import Tokenizer
+from model.tokenizer import Names, Tokenizer
 from tests.tiny import tiny_tokenizer
 
 alphabet = st.text("<|>a b]^-\\", min_size=1, max_size=4)

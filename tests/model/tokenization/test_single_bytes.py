@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from model.checkpoint import load_checkpoint
-from model.tokenization.single_bytes import BytesCodec
+from model.tokenization.world import BytesCodec
 from model.tokenizer import Tokenizer, TokenizerError
 from tests.rwkv7 import SHAPES, published, write_pth
 

@@ -14,8 +14,8 @@ from model.lm import LanguageModel
 from model.tokenizer import Tokenizer
 from model.training import TrainingError
 from model.training.config import TrainConfig
-from model.training.dropout import ResidualDropout
 from model.training.loop import Run, train
+from model.training.passes import ResidualDropout
 from tests.model.training.conftest import assert_same_run, elsewhere
 
 CPU = torch.device("cpu")

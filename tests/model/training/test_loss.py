@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from model.training.loss import ROWS, linear_cross_entropy
+from model.training.passes import LOSS_ROWS, linear_cross_entropy
 
 
-@pytest.mark.parametrize("rows", [1, ROWS - 1, ROWS, ROWS + 1])
+@pytest.mark.parametrize("rows", [1, LOSS_ROWS - 1, LOSS_ROWS, LOSS_ROWS + 1])
 def test_loss_and_gradients_equal_plain_cross_entropy(rows: int) -> None:
     generator = torch.Generator().manual_seed(rows)
     x = torch.randn(rows, 8, generator=generator, requires_grad=True)
@@ -27,9 +27,9 @@ def test_loss_and_gradients_equal_plain_cross_entropy(rows: int) -> None:
 
 def test_bfloat16_products_round_no_more_than_their_operands_and_results() -> None:
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(ROWS + 1, 8, generator=generator, requires_grad=True)
+    x = torch.randn(LOSS_ROWS + 1, 8, generator=generator, requires_grad=True)
     weight = torch.randn(50, 8, generator=generator, requires_grad=True)
-    targets = torch.randint(50, (ROWS + 1,), generator=generator)
+    targets = torch.randint(50, (LOSS_ROWS + 1,), generator=generator)
     exact = linear_cross_entropy(x, weight, targets)
     low = linear_cross_entropy(x, weight, targets, torch.bfloat16)
     assert low.item() == pytest.approx(exact.item(), rel=2**-9)

@@ -6,7 +6,7 @@ from torch import nn
 
 from model.config import ModelConfig
 from model.lm import LanguageModel
-from model.ops.linear import FusedLinear
+from model.ops.layers import FusedLinear
 from model.training.optimizer import (
     SplitMuon,
     StackedMuon,

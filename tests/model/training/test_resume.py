@@ -7,7 +7,7 @@ import torch
 
 from model.config import ModelConfig
 from model.lm import LanguageModel
-from model.training.resume import load_progress, save_progress
+from model.training.loop import load_progress, save_progress
 
 
 def saved(folder: Path, step: int) -> LanguageModel:

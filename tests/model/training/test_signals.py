@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from model.training.resume import signals_remembered
+from model.training.loop import signals_remembered
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -13,8 +13,8 @@ from gguf.quants import quantize
 from safetensors.torch import save_file
 
 from model.families.rwkv7.read import read_native
-from model.foreign.adapters import Merged, RowChange
-from model.foreign.renamed import Part, Renamed
+from model.foreign.lora import Merged, RowChange
+from model.foreign.weights import Part, Renamed
 from model.weights import Array, StoredWeights
 from model.weights.gguf_file import GgufFile
 from model.weights.int4 import rounded

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from model.checkpoint_files import read_weights
 from model.config import ModelConfig
 from model.lm import LanguageModel
 from model.weights import CheckpointError, check_weights, num_parameters
-from model.weights.folder import read_weights
 from tests.model.attention.test_contract import CASES, Case, case_id
 from tests.tiny import tiny_checkpoint
 

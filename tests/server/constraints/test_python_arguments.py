@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from model.chat.call_forms import LISTED
+from model.chat import LISTED
 from server.api.chat.calls import Arguments, CallReader
 from server.constraints.compiler import FormatCompiler
 from server.errors import InvalidRequest

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from model.chat.call_forms import FENCED, FORMS, PARAMETERS, TAGGED, CallForm
+from model.chat import FENCED, FORMS, PARAMETERS, TAGGED, CallForm
 from server.api.chat.calls import (
     Arguments,
     CallBegins,

@@ -147,7 +147,7 @@ import resource
 from model.bundled_models import DEFAULT_MODEL as folder
 from model.config import ModelConfig
 from model.native.runtime import Runtime
-from model.weights.folder import read_weights
+from model.checkpoint_files import read_weights
 
 runtime = Runtime(ModelConfig.load(folder / "config.json"), read_weights(folder))
 pool, draw = runtime.empty_pool(2), runtime.draw(temperature=0.0)

@@ -14,7 +14,7 @@ from model.config import ModelConfig
 from model.lm import LanguageModel
 from model.native.options import WITHOUT_KERNELS
 from model.native.runtime import built
-from model.quantization.int4 import save_int4
+from model.quantization.quantize import save_int4
 from server.engine.engine import Engine, EngineConfig
 from server.models.backend import BackendError, Name, open_backend
 from tests.tiny import request, solo, tiny_checkpoint, tokens_of

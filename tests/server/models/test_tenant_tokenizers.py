@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 from model.bundled_models import DEFAULT_MODEL
 from model.tokenization import library
-from model.tokenization.known import Encoded
+from model.tokenization.base import Encoded
 from model.tokenizer import Tokenizer
 from server.models.service import MAX_TENANTS, TenantTokenizers
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 import orjson
 
-from model.chat.call_forms import FORMS
+from model.chat import FORMS
 from model.tokenizer import Tokenizer
 from server.api.answers import server_sent
 from server.api.chat.calls import Arguments, CallBegins, CallReader, Piece, Text, with_texts

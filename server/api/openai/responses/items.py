@@ -18,7 +18,7 @@ from pydantic import (
 )
 from typing_extensions import TypedDict
 
-from model.chat.call_forms import TAGGED
+from model.chat import TAGGED
 from server.api.chat.calls import ChosenFunction, kind_of_choice
 from server.api.chat.messages import (
     CACHE_MARK,

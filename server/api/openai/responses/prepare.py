@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from model.chat.call_forms import TAGGED
+from model.chat import TAGGED
 from server.api.chat.calls import (
     AllowedFunction,
     AllowedFunctions,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from model.convert.linearize.costs import (
+from model.convert.linearize.conversion import (
     SMOLLM2_135M,
     TWO_CORES,
     hours,

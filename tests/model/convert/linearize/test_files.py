@@ -20,7 +20,7 @@ from model.convert.linearize.student import Student
 from model.families.llama.config import LayerPlan
 from model.files import ConfigError
 from model.hub.base import file_digest
-from model.tokenization.cuts import CUTS
+from model.tokenization.gguf import CUTS
 from model.weights import CheckpointError
 from tests.gguf_files import byte_level_vocabulary, finish
 from tests.model.convert.linearize.tiny import PLAN, SHAPE, tiny_ids, tiny_llama, tiny_tokenizer

@@ -16,9 +16,8 @@ from torch.nn import functional as F
 from model.architectures.config import Config, with_state_dtype
 from model.attention import MECHANISMS, spec_of
 from model.attention.base import State
-from model.block import Block
 from model.config import ModelConfig
-from model.lm import LanguageModel
+from model.lm import Block, LanguageModel
 from model.native.runtime import Runtime, levels
 from model.state import StateLayout
 from tests import arwkv7, mamba

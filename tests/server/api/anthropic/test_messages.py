@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from model.chat.template import ChatTemplate
+from model.chat import ChatTemplate
 from tests.fakes import EOS, FakeEngine, told_after
 from tests.server.api.anthropic.talking import HI, NUM_HI, ask, collected, events_of, message
 from tests.server.api.talk import story

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from model.chat.template import ChatTemplate
+from model.chat import ChatTemplate
 from model.tokenizer import Tokenizer
 from server.constraints.compiler import FormatCompiler
 from server.engine.types import Dry, SamplingParams

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from model.chat.call_forms import TAGGED
+from model.chat import TAGGED
 from server.api.chat.prepare import PreparedChat
 from server.api.ollama.routes import OllamaWriter
 from server.engine.types import Event, Failed, Request, SamplingParams, TokenEvent

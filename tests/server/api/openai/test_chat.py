@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from model.chat.template import ChatTemplate
+from model.chat import ChatTemplate
 from tests.fakes import EOS
 from tests.server.api.talk import story, usage_of, values_of
 from tests.server.harness import Recorder, Running, running

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from model.chat.template import ChatTemplate
+from model.chat import ChatTemplate
 from tests.fakes import FakeEngine, told_after
 from tests.server.api.openai.test_chat import ask
 from tests.server.api.openai.thinking import thinking_server

@@ -9,7 +9,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from model.chat.template import ChatTemplate
+from model.chat import ChatTemplate
 from model.tokenizer import Tokenizer
 from server.constraints.compiler import FormatCompiler
 from tests.fakes import ByteTokenizer

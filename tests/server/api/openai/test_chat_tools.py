@@ -11,8 +11,7 @@ import jsonschema
 import pytest
 import pytest_asyncio
 
-from model.chat.call_forms import literal
-from model.chat.template import ChatTemplate
+from model.chat import ChatTemplate, literal
 from model.tokenizer import Tokenizer
 from server.constraints.compiler import FormatCompiler
 from tests.fakes import ByteTokenizer, FakeEngine

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks import sse
-from model.chat.call_forms import TAGGED
+from model.chat import TAGGED
 from server.api.openai.chat import ChatWriter
 from server.api.openai.choices import TokenNames
 from server.engine.types import Event, Finished, Request, SamplingParams, Started, TokenEvent, Usage

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from pydantic import TypeAdapter
 
-from model.chat.template import PLAIN, ChatTemplate
+from model.chat import PLAIN, ChatTemplate
 from model.tokenizer import END_OF_TEXT, Tokenizer
 from server.api.chat.messages import Messages, Tools
 from server.api.chat.prompt import prompt_of

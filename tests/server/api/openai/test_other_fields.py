@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from model.chat.template import ChatTemplate
+from model.chat import ChatTemplate
 from model.tokenizer import Tokenizer
 from server.api.openai.bodies import HARMLESS, OTHER_NAMES
 from server.constraints.compiler import FormatCompiler

@@ -11,8 +11,7 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from model.chat.call_forms import FENCED, LISTED, PARAMETERS, TAGGED, CallForm
-from model.chat.template import ChatTemplate
+from model.chat import FENCED, LISTED, PARAMETERS, TAGGED, CallForm, ChatTemplate
 from model.families.arwkv7.chat import TEMPLATE as ARWKV7
 from model.families.lfm2.chat import TEMPLATE as LFM2
 from model.families.qwen35.chat import TEMPLATE as OUR_QWEN35

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.chat.call_forms import literal, written
+from model.chat import literal, written
 from server.api.chat.calls import PythonReader
 
 VALUES: st.SearchStrategy[Any] = st.recursive(

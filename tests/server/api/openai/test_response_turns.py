@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from model.chat.template import ChatTemplate
+from model.chat import ChatTemplate
 from model.tokenizer import Tokenizer
 from server.api.chat.messages import FunctionDefinition, FunctionTool
 from server.api.openai.responses.items import Json, Note

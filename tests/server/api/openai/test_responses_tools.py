@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 import pytest_asyncio
 
-from model.chat.template import ChatTemplate
+from model.chat import ChatTemplate
 from model.tokenizer import Tokenizer
 from server.constraints.compiler import FormatCompiler
 from tests.fakes import ByteTokenizer, FakeEngine

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from model.chat.call_forms import LISTED, PARAMETERS
+from model.chat import LISTED, PARAMETERS
 from server.api.openai.responses.events import SILENT, ResponseWriter, on_stream, sse
 from server.api.openai.responses.items import Note
 from server.engine.types import (

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from model.chat.template import ChatTemplate
+from model.chat import ChatTemplate
 from model.families.rwkv7.chat import NAME, world_chat
 from model.tokenization import world
 from model.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from model.chat.template import ChatTemplate
+from model.chat import ChatTemplate
 from server.api.schemas.requests import Sampling
 from server.cli.generate import generate
 from server.engine.sampling import DEFAULTS, FIELDS, published

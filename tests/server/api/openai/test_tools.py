@@ -11,9 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from model.chat.call_forms import FENCED, FORMS, LISTED, PARAMETERS, TAGGED, CallForm, literal
-from model.chat.template import PLAIN, ChatTemplate
-from model.chat.turns import Turns
+from model.chat import (
+    FENCED,
+    FORMS,
+    LISTED,
+    PARAMETERS,
+    PLAIN,
+    TAGGED,
+    CallForm,
+    ChatTemplate,
+    Turns,
+    literal,
+)
 from server.api.chat.calls import (
     Arguments,
     CallBegins,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from model.chat.template import ChatTemplate
+from model.chat import ChatTemplate
 from model.families.rwkv7.chat import TEMPLATE, TURNS
 from server.constraints.compiler import FormatCompiler
 from tests.fakes import FakeEngine, told_after

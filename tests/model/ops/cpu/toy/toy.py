@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from model.architectures.config import JsonConfig
 from model.architectures.network import ModelState, Network
-from model.export.gguf import Planned, write_tensors
+from model.export.published import Planned, write_tensors
 from model.tensor_spec import Shape, TensorSpec
 
 EPS = 1e-5

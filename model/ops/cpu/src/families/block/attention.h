@@ -71,7 +71,7 @@ struct Head {
     }
 };
 
-// q, k and v after the convolution and a silu (model/attention/heads.py).
+// q, k and v after the convolution and a silu (model/attention/base.py).
 inline void convolve_heads(const Head& x, const Token& t) {
     const BlockModel& m = x.m;
     float* ring = (float*)(x.state + x.l.state.conv);
@@ -484,7 +484,7 @@ inline void mix(const Head& x, const Token& t, float* o) {
     }
 }
 
-// The norm of a head and the gate, where there are (`_merge` in model/attention/heads.py).
+// The norm of a head and the gate, where there are (`_merge` in model/attention/base.py).
 inline void head_output(const Head& x, const Token& t, float* o) {
     const BlockModel& m = x.m;
     const float* gate = t.in + m.qkv() + x.h * m.value;

@@ -1,5 +1,5 @@
 // Models with layers of softmax attention over a bounded past; the equations are those of
-// model/architectures/bounded_attention.py, the places those of model/architectures/hybrid.py.
+// model/architectures/decoder.py, the places those of model/architectures/hybrid.py.
 //
 // H is the number of heads, G that of key and value heads, F the size of a head, M the features of a
 // far part.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from model.chat.template import PLAIN, ChatTemplate, read_chat_template
+from model.chat import PLAIN, ChatTemplate, read_chat_template
 from model.checkpoint import load_checkpoint
 from model.config import ConfigError
 from model.tokenizer import END_OF_TEXT

@@ -1,1 +1,0 @@
-"""Messages of a chat as a model reads and writes them: templates, turns, thinking, calls."""
