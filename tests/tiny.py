@@ -24,8 +24,10 @@ from model.families.lfm3.config import Lfm3Config
 from model.families.llama.config import LayerPlan, LlamaConfig
 from model.families.mamba.config import Mamba2Config, MambaConfig
 from model.families.mamba2_hybrid.config import Mamba2HybridConfig
-from model.families.qwen35.config import Qwen35Config
+from model.families.qwen35.config import Qwen35Config, Qwen35MtpConfig
+from model.families.qwen35.network import Qwen35Mtp
 from model.families.rwkv7.config import Rwkv7Config
+from model.foreign import MultiTokenHead
 from model.lm import LanguageModel
 from model.state import StateLayout
 from model.tokenizer import Tokenizer, train_tokenizer
@@ -199,6 +201,19 @@ def _tiny_hybrid(attention: str, vocab_size: int) -> Config:
         return Lfm3Config(**sizes, **windows)
     heads = {"num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 8, "value_head_dim": 8}
     return Qwen35Config(**sizes, **heads, rotary_dim=8)
+
+
+@cache
+def tiny_head(attention: str = "qwen35", seed: int = 0) -> MultiTokenHead:
+    """A multi-token head for a model of Qwen3.5, with random weights."""
+    config = tiny_checkpoint(attention).config
+    assert isinstance(config, Qwen35Config), attention
+    head, generator = Qwen35Mtp(Qwen35MtpConfig.of(config)), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in head.named_parameters():
+            parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
+            parameter += 0.15 * torch.randn(parameter.shape, generator=generator)
+    return MultiTokenHead(head.config, weights_of(head))
 
 
 @cache
