@@ -295,7 +295,7 @@ class ModelBuilder:
         drafting = draft or (checkpoint.head if config.speculation == "auto" else None)
         num_sessions = _num_sessions(
             *(source.source or source.name, checkpoint, config),
-            0 if drafting is None else draft_state_bytes(drafting.config),
+            None if drafting is None else drafting.config,
         )
         try:
             backend = open_backend(checkpoint, config.backend, config.dtype, config.threads)
@@ -463,9 +463,9 @@ def _limits(
 
 
 def _num_sessions(
-    source: str, checkpoint: Checkpoint, config: ServerConfig, draft_bytes: int
+    source: str, checkpoint: Checkpoint, config: ServerConfig, drafting: Config | None
 ) -> int:
-    """Slots of the pool, next to the states of what drafts for it, of ``draft_bytes``.
+    """Slots of the pool, next to the states of what drafts for it, ``drafting``.
 
     Raises `ModelBroken` where the memory has room for none.
     """
@@ -474,7 +474,8 @@ def _num_sessions(
     except ConfigError as error:
         raise ModelBroken(f"{source}: {error}") from error
     memory = config.state_memory or state_memory(checkpoint.config)
-    num_sessions = config.max_sessions or (memory - draft_bytes) // state_bytes
+    memory -= 0 if drafting is None else draft_state_bytes(drafting)
+    num_sessions = config.max_sessions or memory // state_bytes
     if num_sessions < 1:
         raise ModelBroken(f"--state-memory: one session takes {state_bytes} bytes")
     return num_sessions

@@ -22,6 +22,7 @@ from tests.model.foreign.conftest import tokens
 from tests.model.foreign.test_gpt2 import edit_config
 from tests.model.foreign.test_hybrids import TOLERANCE, edit_weights, multimodal, save, text_model
 from tests.multi_token_heads import PublishedHead, from_start, in_torch
+from tests.tiny import checkpoint_with_head, write_model_with_head
 
 QWEN = "qwen35-wide"
 OTHER = "the multi-token head is left out: only one of one layer drafts"
@@ -141,3 +142,12 @@ def test_two_heads_of_a_gguf_file_are_left_out(
     with caplog.at_level("INFO", "everstream.models"):
         assert foreign.read_gguf_head(file, config) is None
     assert caplog.messages == [OTHER]
+
+
+def test_exported_folder_has_the_head(tmp_path: Path) -> None:
+    wanted = checkpoint_with_head().head
+    found = load_checkpoint(write_model_with_head(tmp_path / "a")).head
+    assert found is not None and wanted is not None
+    assert found.config.num_attention_heads == wanted.config.num_attention_heads
+    for name in wanted.weights:
+        np.testing.assert_allclose(found.weights[name], wanted.weights[name], atol=1e-6)
