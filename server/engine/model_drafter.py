@@ -47,6 +47,10 @@ READ_TOKENS = 64
 #: How often its drafts are taken to be right before any was seen, and the part of one more.
 FIRST_RATE, LEARNING_RATE = 0.6, 1 / 16
 
+#: The part of the large model's time that drafts may cost more than they give, and its steps that
+#: they may cost to begin with. So a model that is never right costs little, whatever is expected.
+LOSS_PART, LOSS_STEPS = 0.01, 2
+
 #: After so many tokens without drafts, because too few were right, a stream is tried again.
 RETRY_TOKENS = 1024
 
@@ -63,14 +67,16 @@ class Reading:
         self.guess: Sequence[int] = ()
         self.draw: tuple[object, Draw] | None = None  # with the request that it is for
 
-    def compare(self, session: Session) -> None:
-        """Learns from the tokens that came where the last guess was."""
+    def compare(self, session: Session) -> int:
+        """Learns from the tokens that came where the last guess was; how many were right."""
         tokens = session.last(session.length - self.length) if self.guess else ()
+        num_right = 0
         for guessed, token in zip(self.guess, tokens, strict=False):
             self.rate += LEARNING_RATE * ((guessed == token) - self.rate)
             if guessed != token:
                 break
-        self.guess = ()
+            num_right += 1
+        return num_right
 
     def drawing(self, params: SamplingParams, runner: Runner) -> Draw:
         """Those of a request, which are prepared once."""
@@ -96,6 +102,7 @@ class ModelDrafter:
         slots = [pool.allocate() for _ in range(pool.num_slots)]
         self._slots = [slot for slot in slots if slot is not None]
         self.is_broken = False
+        self._lost_s = 0.0  # by all drafts that were compared, less what may be lost
         self._readings: WeakKeyDictionary[Session, Reading] = WeakKeyDictionary()
 
     def propose(self, live: Live, limit: int, num_running: int) -> Proposal:
@@ -119,17 +126,27 @@ class ModelDrafter:
         reading = self._reading(session)
         if reading.length == session.length:  # its row was postponed
             return reading.guess[:limit]
-        reading.compare(session)
+        self._count(reading, session, num_running)
         number = self._costs.best_number(reading.rate, limit, num_running, session.num_unfed)
         if number:
             reading.tried = session.length
         elif session.length - reading.tried >= RETRY_TOKENS:
             reading.rate = FIRST_RATE
+        if self._lost_s > LOSS_STEPS * self._costs.call_s(1):
+            return ()
         most = max(READ_TOKENS // num_running, self.max_drafts + 1)
         if not number or not self._read(reading, session, most):
             return ()
         reading.guess = self._drafts(reading, live, number)
         return reading.guess
+
+    def _count(self, reading: Reading, session: Session, num_running: int) -> None:
+        """What the last guess has lost, and that the stream has taken another step."""
+        num_right, step_s = reading.compare(session), self._costs.call_s(1)
+        if reading.guess:
+            self._lost_s += self._costs.lost_s(len(reading.guess), num_right, num_running)
+        reading.guess = ()
+        self._lost_s = max(self._lost_s - LOSS_PART * step_s, -LOSS_STEPS * step_s)
 
     def _reading(self, session: Session) -> Reading:
         """The session's, which was used last now."""

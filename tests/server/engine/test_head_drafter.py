@@ -190,6 +190,17 @@ def test_head_that_is_mostly_wrong_stops_and_is_tried_again() -> None:
     assert first < again < 2 * 20
 
 
+def test_many_short_texts_lose_two_percent_to_a_head_that_is_never_right() -> None:
+    """Each text expects as much of it as the first one, and what all of them lose is bounded."""
+    costs = DraftCosts((1.0, 1.03, 1.09, 1.2, 1.5), 0.03, draft_s=0.1)
+    engine = make_engine(head_drafter(costs=costs))
+    for number in range(20):
+        run(engine, [request(f"r{number}", PROMPT, seed=number, max_tokens=50)])
+    accepted, rejected = counts(engine.stats())
+    assert accepted <= 0.1 * rejected
+    assert 0 < (accepted + rejected) * costs.lost_s(1, 0) < 0.02 * 20 * 50
+
+
 def test_head_that_takes_longer_than_tokens_drafts_nothing() -> None:
     costs = DraftCosts((1.0, 1.03, 1.09, 1.2, 1.5), draft_s=1.0)
     engine = make_engine(head_drafter(costs=costs))
