@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     import torch
 
     from model.architectures.network import Network
+    from model.foreign import MultiTokenHead
     from model.weights.gguf_file import GgufFile
 
 __all__ = [
@@ -95,6 +96,7 @@ class Checkpoint:
     is merged into the weights' file, [num_bytes] uint8, for sessions to begin with.
     ``calibration`` names the text that int4 weights were rounded with, where there was one.
     ``sampling`` is how tokens are drawn where a request does not say: see `model.checkpoint`.
+    ``head`` is the model's multi-token head, which only drafts.
     """
 
     config: Config
@@ -105,6 +107,7 @@ class Checkpoint:
     tuned_state: npt.NDArray[np.uint8] | None = None
     calibration: str | None = None
     sampling: Mapping[str, float] = field(default_factory=dict)
+    head: MultiTokenHead | None = None
 
     @cached_property
     def model(self) -> Network:
@@ -275,7 +278,8 @@ def _load_gguf(path: Path, tokenizer_file: Path | None) -> Checkpoint:
     tokenizer, tokenizer_file = _tokenizer_of(file, config, path, tokenizer_file)
     template = _template_of(file, config, tokenizer, path.parent)
     files = file.paths if tokenizer_file is None else [*file.paths, tokenizer_file]
-    return Checkpoint(config, weights, tokenizer, _digest(files), template)
+    head = foreign.read_gguf_head(file, config)
+    return Checkpoint(config, weights, tokenizer, _digest(files), template, head=head)
 
 
 def _load_adapted(folder: Path, tokenizer_file: Path | None) -> Checkpoint:
@@ -338,7 +342,7 @@ def _inside(file: GgufFile, config: Config, path: Path) -> Tokenizer | None:
 
 def _load_folder(folder: Path, tokenizer_file: Path) -> Checkpoint:
     tokenizer = Tokenizer.load(tokenizer_file)
-    config, weights, calibration = _read(folder, tokenizer)
+    config, weights, calibration, head = _read(folder, tokenizer)
     if tokenizer.vocab_size > config.vocab_size:
         raise CheckpointError(
             f"{tokenizer.file_name} has {tokenizer.vocab_size} ids,"
@@ -348,18 +352,26 @@ def _load_folder(folder: Path, tokenizer_file: Path) -> Checkpoint:
     template = chat_of(config, tokenizer, read_chat_template(folder))
     files = [config_file(folder), *weight_files(folder), tokenizer_file]
     digest = _digest(files)
-    return Checkpoint(config, weights, tokenizer, digest, template, calibration=calibration)
+    return Checkpoint(
+        *(config, weights, tokenizer, digest, template), calibration=calibration, head=head
+    )
 
 
-def _read(folder: Path, tokenizer: Tokenizer) -> tuple[Config, Weights, str | None]:
-    """Config and weights, by our names for folders of any project, and the calibration's text."""
+def _read(
+    folder: Path, tokenizer: Tokenizer
+) -> tuple[Config, Weights, str | None, MultiTokenHead | None]:
+    """Config and weights, by our names for folders of any project, and what may be next to them.
+
+    That is the calibration's text and a multi-token head.
+    """
     from model import foreign  # most checkpoints are not
 
     values = foreign.read_config(folder)
     if not foreign.is_foreign(values.get("model_type")):
-        return config_from_dict(values), read_weights(folder), calibration_of(values)
-    ids = tokenizer.vocab_size, tokenizer.eos_token_id
-    return *foreign.read(values, read_weights(folder), *ids), None
+        return config_from_dict(values), read_weights(folder), calibration_of(values), None
+    ids, tensors = (tokenizer.vocab_size, tokenizer.eos_token_id), read_weights(folder)
+    config, weights = foreign.read(values, tensors, *ids)
+    return config, weights, None, foreign.read_head(values, tensors, config)
 
 
 def _digest(files: Sequence[Path]) -> str:

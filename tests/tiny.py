@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -18,14 +19,17 @@ from model.architectures.decoder import Decoder
 from model.architectures.network import Network, network_class
 from model.checkpoint import Checkpoint, save_checkpoint
 from model.config import ModelConfig
+from model.export.hybrid import write_qwen35
 from model.families.arwkv7.config import Arwkv7Config
 from model.families.lfm2.config import Lfm2Config
 from model.families.lfm3.config import Lfm3Config
 from model.families.llama.config import LayerPlan, LlamaConfig
 from model.families.mamba.config import Mamba2Config, MambaConfig
 from model.families.mamba2_hybrid.config import Mamba2HybridConfig
-from model.families.qwen35.config import Qwen35Config
+from model.families.qwen35.config import Qwen35Config, Qwen35MtpConfig
+from model.families.qwen35.network import Qwen35Mtp
 from model.families.rwkv7.config import Rwkv7Config
+from model.foreign import MultiTokenHead
 from model.lm import LanguageModel
 from model.state import StateLayout
 from model.tokenizer import Tokenizer, train_tokenizer
@@ -202,6 +206,36 @@ def _tiny_hybrid(attention: str, vocab_size: int) -> Config:
 
 
 @cache
+def tiny_head(attention: str = "qwen35", seed: int = 0) -> MultiTokenHead:
+    """A multi-token head for a model of Qwen3.5, with random weights."""
+    config = tiny_checkpoint(attention).config
+    assert isinstance(config, Qwen35Config), attention
+    head, generator = Qwen35Mtp(Qwen35MtpConfig.of(config)), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in head.named_parameters():
+            parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
+            parameter += 0.15 * torch.randn(parameter.shape, generator=generator)
+    return MultiTokenHead(head.config, weights_of(head))
+
+
+def checkpoint_with_head() -> Checkpoint:
+    """A model whose next token depends on the last one most, and a head that knows this alone."""
+    checkpoint, head = tiny_checkpoint("qwen35"), tiny_head()
+    width = checkpoint.config.hidden_size
+    model, drafting = (
+        {
+            name: tensor * (0.1 if name.endswith(("out.weight", "down.weight")) else 1.0)
+            for name, tensor in each.weights.items()
+        }
+        for each in (checkpoint, head)
+    )
+    drafting["join.weight"] = np.eye(width, 2 * width, dtype=np.float32)
+    drafting["embedding_norm.weight"] = np.ones(width, np.float32)
+    drafting["norm.weight"] = model["norm.weight"]
+    return replace(checkpoint, weights=model, head=head._replace(weights=drafting))
+
+
+@cache
 def tiny_runtime(attention: str = "gated") -> Runtime:
     """The native runtime, in float32 on one thread. It keeps nothing of a session."""
     from model.native.runtime import Runtime
@@ -336,4 +370,10 @@ def write_model(folder: Path, seed: int = 0, attention: str = "gated") -> Path:
     """Such a checkpoint in ``folder``, in the place of what was there; it loads at once."""
     checkpoint = tiny_checkpoint(attention, seed)
     save_checkpoint(folder, checkpoint.model, checkpoint.tokenizer)
+    return folder
+
+
+def write_model_with_head(folder: Path) -> Path:
+    """A folder of `checkpoint_with_head`, as Qwen3.5 is published."""
+    write_qwen35(folder, checkpoint_with_head(), "float32")
     return folder

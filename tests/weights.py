@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
+from torch import Tensor, nn
 
-from model.architectures.network import ModelState, Network
+from model.architectures.network import ModelState
 from model.state import StateLayout
 from model.state_tensors import state_views
 
 
-def weights_of(model: Network) -> dict[str, npt.NDArray[np.float32]]:
+def weights_of(model: nn.Module) -> dict[str, npt.NDArray[np.float32]]:
     """Copies of a model's weights as a checkpoint has them."""
     return {name: tensor.float().numpy().copy() for name, tensor in model.state_dict().items()}
 

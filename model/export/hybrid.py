@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +33,24 @@ from model.families.lfm2.read import FOLDER
 from model.families.lfm3 import read as lfm3_read
 from model.families.lfm3.config import Lfm3Config
 from model.families.qwen35 import read as qwen35_read
-from model.families.qwen35.config import Qwen35Config
+from model.families.qwen35.config import Qwen35Config, Qwen35MtpConfig
 from model.families.qwen35.gguf import CHANNELS, COLUMNS, HEADS
-from model.families.qwen35.read import folder_names
+from model.families.qwen35.read import folder_names, mtp_names
 from model.weights import Array
 
 
 def write_qwen35(folder: Path, checkpoint: Checkpoint, dtype: str) -> None:
-    """The folder. Norms are stored less one. Raises OSError."""
+    """The folder, with a multi-token head. Norms are stored less one. Raises OSError."""
     config = checkpoint.config
     assert isinstance(config, Qwen35Config), config
     parts = folder_names("model.").parts_of(config)
-    tensors = published(checkpoint.weights, parts, with_middle_axis)
-    write_folder(folder, checkpoint, _qwen35_config(config, dtype), tensors, dtype)
+    tensors, head = published(checkpoint.weights, parts, with_middle_axis), checkpoint.head
+    values = _qwen35_config(config, dtype)
+    if head is not None:
+        assert isinstance(head.config, Qwen35MtpConfig), head
+        drafting = published(head.weights, mtp_names().parts_of(head.config), with_middle_axis)
+        tensors, values = chain(tensors, drafting), {**values, "mtp_num_hidden_layers": 1}
+    write_folder(folder, checkpoint, values, tensors, dtype)
 
 
 def write_lfm2(folder: Path, checkpoint: Checkpoint, dtype: str) -> None:

@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from model.architectures import ARCHITECTURES
+from model.architectures import ARCHITECTURES, load_class
 from model.architectures.config import Config
 from model.checkpoint_files import PARAMS, config_file
 from model.files import ConfigError, read_json
@@ -69,6 +69,12 @@ READERS: dict[str, tuple[str, str]] = {
     STATE_SPACES: ("model.families.mamba.read", "read_state_spaces"),
     MISTRAL: ("model.families.mamba.read", "read_mistral"),
 }
+
+#: The same where a family has multi-token heads: of folders, and of GGUF.
+HEAD_READERS = dict.fromkeys(
+    ("qwen3_5", "qwen3_5_text"), ("model.families.qwen35.read", "read_mtp")
+)
+GGUF_HEAD_READERS = {"qwen35": ("model.families.qwen35.gguf", "read_gguf_mtp")}
 
 #: The functions that look at no tensor's numbers but those of a head that is also the embedding.
 _BY_SHAPES = (
@@ -198,6 +204,32 @@ def read_gguf(file: GgufFile, name: str) -> tuple[Config, StoredWeights]:
     module, function = GGUF_READERS[family]
     found: tuple[Config, StoredWeights] = getattr(import_module(module), function)(file, name)
     return found
+
+
+class MultiTokenHead(NamedTuple):
+    """A part of a file that predicts what follows the next token, as a model of its own.
+
+    It has the embedding and the head of the file's model.
+    """
+
+    config: Config
+    weights: Mapping[str, Array]
+
+
+def read_head(
+    values: Mapping[str, Any], tensors: Mapping[str, Array], config: Config
+) -> MultiTokenHead | None:
+    """The one next to the model that `read` has read as ``config``."""
+    place = HEAD_READERS.get(values["model_type"])
+    found = place and load_class(place)(values, tensors, config)
+    return MultiTokenHead(*found) if found else None
+
+
+def read_gguf_head(file: GgufFile, config: Config) -> MultiTokenHead | None:
+    """The one next to the model that `read_gguf` has read as ``config``."""
+    place = GGUF_HEAD_READERS.get(file.metadata["general.architecture"])
+    found = place and load_class(place)(file, config)
+    return MultiTokenHead(*found) if found else None
 
 
 def _layers(file: GgufFile, kind: str) -> set[str]:

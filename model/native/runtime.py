@@ -113,8 +113,9 @@ class Runtime:
     ``weights`` are float32 by their names in a checkpoint, and not kept.
     ``num_ids`` is how many ids may be drawn, where the model's vocabulary is
     padded beyond the tokenizer's. ``progress`` is called while weights are read, with how many
-    numbers have been. ``held`` is the dtype, and the kinds of blocks that are as in their file;
-    ``int4_names`` are the matrices that int4 rounds.
+    numbers have been. The embedding and the head are those of ``base`` where that is given, as a
+    multi-token head has them. ``held`` is the dtype, and the kinds of blocks that are as in their
+    file; ``int4_names`` are the matrices that int4 rounds.
     Raises `NativeError` for what it does not cover.
     """
 
@@ -127,6 +128,7 @@ class Runtime:
         level: str | None = None,
         num_ids: int | None = None,
         progress: Callable[[int], None] | None = None,
+        base: Runtime | None = None,
     ) -> None:
         module = _built()
         if dtype not in DTYPES:
@@ -143,7 +145,7 @@ class Runtime:
             raise NativeError(f"num_ids must be in 1..{config.vocab_size}, not {num_ids}")
         if not covers(config):
             raise NativeError(f"it has no kernels for {config.attention} models")
-        self.config, self.dtype = config, dtype
+        self.config, self.dtype, self.num_ids = config, dtype, num_ids
         try:
             self.layout = StateLayout.of(config)
         except ConfigError as error:
@@ -165,6 +167,7 @@ class Runtime:
                 dtype,
                 threads,
                 num_ids,
+                None if base is None else base._native,
             )
         except FileError:  # what a file of weights turns out to be when it is read
             raise
@@ -254,6 +257,8 @@ class Runtime:
         num_draws: list[int] | None = None,
         sources: Sequence[npt.NDArray[np.uint8] | None] | None = None,
         targets: Sequence[npt.NDArray[np.uint8] | None] | None = None,
+        hidden: npt.NDArray[np.float32] | None = None,
+        draw_offset: int = 0,
     ) -> list[list[int]]:
         """Feeds ``tokens[i]``, one or more, to the state in row ``slots[i]`` of ``pool``, in place.
 
@@ -267,12 +272,22 @@ class Runtime:
         The first ``fixed_bytes`` of a state are in ``sources[i]`` where that is not None, and
         go to ``targets[i]`` where that is not None: then the source stays as it was. A past is
         written in the row of ``pool`` in any case.
+        Of a multi-token head ``hidden`` [tokens of all rows, width] are the hidden states before
+        the tokens, zeros where it is None; a draw is at ``draw_offset`` more than its position.
         Returns for each row what was drawn, tokens or `NOT_FINITE`. No slot, source or target may
         be given twice. Raises `ValueError` for what cannot be run, also where nothing
         is allowed; if it raises, no state has changed.
         """
         rows = pool, slots, positions, tokens, draws, recents, allowed, num_draws
-        return self._native.run(*rows, sources, targets)
+        return self._native.run(*rows, sources, targets, hidden, draw_offset)
+
+    def hidden(self, first: int, num: int) -> npt.NDArray[np.float32]:
+        """What the final norm gives for ``num`` tokens of the last `run`, from ``first`` on.
+
+        [num, width]; tokens of all rows count in their order. Raises `ValueError` where the run
+        had fewer.
+        """
+        return self._native.hidden(first, num)
 
     def score(
         self,

@@ -20,6 +20,8 @@ from server.cli.options import Context, PastMode, StateDtype, TokenizerFile, cle
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from model.foreign import MultiTokenHead
+
 GIB = 1 << 30
 
 #: Of one weight.
@@ -86,6 +88,7 @@ def _model_table(checkpoint: Checkpoint, stored_bytes: int) -> Table:
         ("tokenizer", f"{tokenizer.kind}, {tokenizer.vocab_size:,} ids"),
         ("chat template", _template(checkpoint.chat_template)),
         *([("tuned state", "merged in")] if checkpoint.tuned_state is not None else []),
+        *([("multi-token head", _head(checkpoint.head))] if checkpoint.head is not None else []),
         ("digest", checkpoint.digest[:16]),
     ):
         table.add_row(name, value)
@@ -106,6 +109,10 @@ def _bound_rows(config: Config) -> list[tuple[str, str]]:
         ("fixed state", f"{layout.fixed_bytes:,} bytes"),
         ("state per token", f"{layout.group_bytes // POSITION_BLOCK:,} bytes"),
     ]
+
+
+def _head(head: MultiTokenHead) -> str:
+    return f"{num_parameters(head.config):,} parameters, drafts where that pays"
 
 
 def _sums(config: Config) -> str:

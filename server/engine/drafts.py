@@ -163,6 +163,16 @@ class DraftCosts:
         gained_s = chance * rate * self.call_s(num_streams + num_unfed) / num_streams
         return gained_s > MARGIN * seconds
 
+    def lost_s(self, num_drafts: int, num_right: int, num_streams: int = 1) -> float:
+        """What a step took longer for its drafts than it took less for those that were right."""
+        alone_s = self.call_s(num_streams)
+        row_s = self.call_s(num_streams + 1) - alone_s
+        seconds = self.call_s(num_streams + num_drafts) - alone_s + self.keep_s
+        seconds += num_drafts * self.draft_s
+        if num_right < num_drafts:
+            seconds += row_s * (1 + num_right)
+        return seconds - num_right * alone_s / num_streams
+
     def ever_pays(self, limit: int) -> bool:
         """Whether drafts of one stream that are always right make it faster."""
         return self.best_number(1.0, limit) > 0

@@ -389,6 +389,10 @@ class NativeRunner:
         scores = self._runtime.logprobs(), self._runtime.top_logprobs()
         return list(zip(drawn, *scores, strict=True))
 
+    def hidden(self, first: int, num: int) -> npt.NDArray[np.float32]:
+        """What the final norm gave for ``num`` tokens of the last `run`, from ``first`` on."""
+        return self._runtime.hidden(first, num)
+
     def score(self, feed: Feed, following: int, num_top: int = 0) -> list[TokenScore]:
         slot, position, tokens = feed.slot, feed.position, feed.tokens
         row, source = (self._blocks, slot, position, tokens), self._moved.get(slot)

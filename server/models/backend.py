@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, TextIO
+from functools import partial
+from typing import TYPE_CHECKING, Literal, TextIO
 
 import numpy as np
 
@@ -28,7 +29,11 @@ from model.tokenizer import Tokenizer
 from model.weights import Array, StoredWeights, Weights, is_quantized, num_parameters, shape_in
 from model.weights.gguf_file import block_scales
 from server.engine.engine import Engine, EngineConfig
+from server.engine.model_drafter import HeadDrafter
 from server.engine.runner import CpuStatePool, NativeRunner, Runner
+
+if TYPE_CHECKING:
+    from model.foreign import MultiTokenHead
 
 # -------------------------------------------------------------------------------------------------
 # The loading of weights: its progress is shown, and numbers that no training leaves are reported.
@@ -180,7 +185,7 @@ class Backend:
     """A model that is ready to run; ``make_runner`` puts it on the slots of a pool of its own.
 
     ``held`` names the numbers that its weights are held as, of which ``dtype`` is most: states
-    of others differ.
+    of others differ. ``open_head`` loads the model's multi-token head, where it has one.
     """
 
     name: str
@@ -189,11 +194,15 @@ class Backend:
     config: Config
     tokenizer: Tokenizer
     make_runner: Callable[[CpuStatePool], Runner]
+    open_head: Callable[[], Runtime] | None = None
 
     def engine(self, num_slots: int, config: EngineConfig) -> Engine:
         """An engine of ``num_slots`` sessions."""
         pool = CpuStatePool(StateLayout.of(self.config), num_slots)
-        return Engine(self.config, self.tokenizer, pool, self.make_runner(pool), config)
+        runner = self.make_runner(pool)
+        if isinstance(config.drafter, HeadDrafter):
+            runner = config.drafter.watch(runner)
+        return Engine(self.config, self.tokenizer, pool, runner, config)
 
 
 def open_backend(
@@ -244,7 +253,18 @@ def _native(checkpoint: Checkpoint, dtype: str, threads: int) -> Backend:
     return Backend(
         *("native", dtype, runtime.held, config, tokenizer),
         lambda pool: NativeRunner(runtime, pool),
+        None if checkpoint.head is None else partial(_head, checkpoint.head, runtime),
     )
+
+
+def _head(head: MultiTokenHead, model: Runtime) -> Runtime:
+    """In the numbers of its model, whose embedding and head it has."""
+    weights, num_ids = WatchedWeights(head.weights), model.num_ids
+    runtime = Runtime(
+        *(head.config, weights, model.dtype, model.threads, model.level, num_ids), base=model
+    )
+    weights.log(logger)
+    return runtime
 
 
 def _auto_dtype(weights: Weights) -> str:

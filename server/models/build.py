@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from model.checkpoint_files import NO_LORA, Lora
 from model.config import ConfigError
 from model.files import open_file
 from model.foreign.tuned_states import read_tuned_state
+from model.native.runtime import Runtime
 from model.state import StateLayout, kv_cache_bytes_per_token, stored_block
 from model.tensor_spec import POSITION_BLOCK
 from model.tokenizer import TokenizerError
@@ -34,8 +35,8 @@ from server.engine.drafts import (
     SuffixDrafter,
 )
 from server.engine.limits import EngineConfig
-from server.engine.model_drafter import ModelDrafter
-from server.engine.runner import CpuStatePool, Feed, Runner
+from server.engine.model_drafter import HeadDrafter, ModelDrafter
+from server.engine.runner import CpuStatePool, Feed, NativeRunner, Runner
 from server.engine.sampling import with_defaults
 from server.engine.session import StateBlock
 from server.engine.text import check_tokens
@@ -146,7 +147,8 @@ class DraftModelError(ValueError):
 def open_drafter(backend: Backend, draft: Backend | None = None) -> Drafter | None:
     """What drafts for ``backend``; None where its bits depend on chunks, or no draft would pay.
 
-    ``draft`` is a small model that `check_draft_model` has accepted.
+    ``draft`` is a small model that `check_draft_model` has accepted; without one the model's
+    multi-token head drafts, if it has one.
     """
     if backend.name == "torch":  # whose runner also takes long to make
         logger.debug("no tokens are drafted: on torch the bits depend on the chunks")
@@ -164,25 +166,42 @@ def open_drafter(backend: Backend, draft: Backend | None = None) -> Drafter | No
     if not pays:
         return None
     past = SuffixDrafter(costs, backend.tokenizer.token_bytes)
-    return past if draft is None else _with_model(past, draft)
+    if draft is not None:
+        return _with_model(past, draft)
+    return past if backend.open_head is None else _with_head(past, backend.open_head())
 
 
 def _with_model(past: SuffixDrafter, draft: Backend) -> Drafter:
     """Without the small model where its drafts, were they always right, would not pay."""
     pool = CpuStatePool(StateLayout.of(draft.config), MAX_STREAMS)
     runner = draft.make_runner(pool)
+    costs = _costs_with(past, "the draft model", runner, pool)
+    return past if costs is None else ModelDrafter(past, runner, pool, costs)
+
+
+def _with_head(past: SuffixDrafter, head: Runtime) -> Drafter:
+    """The same with a multi-token head."""
+    pool = CpuStatePool(head.layout, MAX_STREAMS)
+    costs = _costs_with(past, "the multi-token head", NativeRunner(head, pool), pool)
+    return past if costs is None else HeadDrafter(past, head, pool, costs)
+
+
+def _costs_with(
+    past: SuffixDrafter, name: str, runner: Runner, pool: CpuStatePool
+) -> DraftCosts | None:
+    """With the time of a draft of ``runner``; None where drafts that are right would not pay."""
     draft_s = measured_costs(runner, pool).times_s[0]
     costs = past.costs.with_drafts_of(draft_s)
     pays = costs.ever_pays(MAX_DRAFTS)
     logger.info(
-        "the draft model takes %.2f ms for a draft: %s",
-        *(draft_s * 1000, "it drafts where that pays" if pays else "it drafts none"),
+        "%s takes %.2f ms for a draft: %s",
+        *(name, draft_s * 1000, "it drafts where that pays" if pays else "it drafts none"),
     )
-    return ModelDrafter(past, runner, pool, costs) if pays else past
+    return costs if pays else None
 
 
 def draft_state_bytes(config: Config) -> int:
-    """Of the states of a small model: one for each stream that drafts are made for."""
+    """Of the states of a small model or a head: one for each stream that drafts are made for."""
     return MAX_STREAMS * StateLayout.of(config).num_bytes
 
 
@@ -197,7 +216,9 @@ def check_draft_model(checkpoint: Checkpoint, draft: Checkpoint) -> None:
         raise DraftModelError("--draft-model: it has another vocabulary than the model")
 
 
-def measured_costs(runner: Runner, pool: CpuStatePool) -> DraftCosts:
+def measured_costs(
+    runner: Runner, pool: CpuStatePool, clock: Callable[[], float] = time.perf_counter
+) -> DraftCosts:
     """Times calls of one stream that draw after each row, in place and with a spare as target.
 
     What the second kind takes longer is the mean over all numbers of rows: single calls vary by
@@ -211,15 +232,15 @@ def measured_costs(runner: Runner, pool: CpuStatePool) -> DraftCosts:
     runner.run([Feed(slot, 0, tokens, draw, num_draws=most)])
     (spare,) = pool.spares([(slot, position, most)])
     calls = {(rows, to): float("inf") for rows in MEASURED_ROWS for to in (None, spare)}
-    start_s = time.perf_counter()
+    start_s = clock()
     for number in range(NUM_ROUNDS):
-        if number and time.perf_counter() - start_s > MAX_ROUNDS_S:
+        if number and clock() - start_s > MAX_ROUNDS_S:
             break
         for rows, target in calls:
             feed = Feed(slot, position, tokens[:rows], draw, num_draws=rows, target=target)
-            begin_s = time.perf_counter()
+            begin_s = clock()
             runner.run([feed])
-            calls[rows, target] = min(calls[rows, target], time.perf_counter() - begin_s)
+            calls[rows, target] = min(calls[rows, target], clock() - begin_s)
     pool.free(slot)
     times_s, kept_s = ([calls[rows, to] for rows in MEASURED_ROWS] for to in (None, spare))
     return DraftCosts(times_s, max(0.0, sum(kept_s) - sum(times_s)) / len(MEASURED_ROWS))
@@ -271,7 +292,11 @@ class ModelBuilder:
         """
         config = self._config
         draft = self._draft_model(checkpoint)
-        num_sessions = _num_sessions(source.source or source.name, checkpoint, config, draft)
+        drafting = draft or (checkpoint.head if config.speculation == "auto" else None)
+        num_sessions = _num_sessions(
+            *(source.source or source.name, checkpoint, config),
+            None if drafting is None else drafting.config,
+        )
         try:
             backend = open_backend(checkpoint, config.backend, config.dtype, config.threads)
         except (BackendError, CheckpointError, ConfigError) as error:
@@ -439,9 +464,9 @@ def _limits(
 
 
 def _num_sessions(
-    source: str, checkpoint: Checkpoint, config: ServerConfig, draft: Checkpoint | None
+    source: str, checkpoint: Checkpoint, config: ServerConfig, drafting: Config | None
 ) -> int:
-    """Slots of the pool, next to the states of what drafts for it.
+    """Slots of the pool, next to the states of what drafts for it, ``drafting``.
 
     Raises `ModelBroken` where the memory has room for none.
     """
@@ -450,7 +475,7 @@ def _num_sessions(
     except ConfigError as error:
         raise ModelBroken(f"{source}: {error}") from error
     memory = config.state_memory or state_memory(checkpoint.config)
-    memory -= 0 if draft is None else draft_state_bytes(draft.config)
+    memory -= 0 if drafting is None else draft_state_bytes(drafting)
     num_sessions = config.max_sessions or memory // state_bytes
     if num_sessions < 1:
         raise ModelBroken(f"--state-memory: one session takes {state_bytes} bytes")

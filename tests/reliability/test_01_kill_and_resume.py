@@ -21,6 +21,7 @@ from tests.reliability.odometer import Odometer
 from tests.reliability.servers import DRAFTING, EVERSTREAM, ServerProcess
 from tests.reliability.soloist import check_alone
 from tests.reliability.streams import KeptStream, log_of_store, log_over_http, run_all
+from tests.tiny import write_model_with_head
 
 SAMPLING: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "ignore_eos": True}
 ACCEPTED = "everstream_draft_tokens_total", "accepted"
@@ -144,6 +145,18 @@ async def test_every_transcript_is_whole_after_kills_while_drafts_are_checked(
     counts: Counter[str] = Counter()
     store = tmp_path / "store"
     await prove(form, 3, store, model, program=DRAFTING, counts=counts, temperature=0.0)
+    assert counts["accepted"] > 0
+
+
+@needs_native
+async def test_every_transcript_is_whole_after_kills_while_a_head_drafts(
+    tmp_path: Path, long: bool
+) -> None:
+    """What it had read of a text before a kill is gone after it."""
+    form = Form(40, 8, 400) if long else Form(4, 6, 200)
+    model = write_model_with_head(tmp_path / "model")
+    counts: Counter[str] = Counter()
+    await prove(form, 5, tmp_path / "store", model, program=DRAFTING, counts=counts)
     assert counts["accepted"] > 0
 
 

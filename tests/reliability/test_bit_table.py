@@ -24,7 +24,7 @@ from server.store.sqlite.store import open_store
 from server.store.states import export_session, import_session
 from tests.chosen_model import CHOSEN, chosen_model
 from tests.reliability.engines import BACKENDS, Model
-from tests.server.engine.drafters import ScriptedDrafter, model_drafter
+from tests.server.engine.drafters import ScriptedDrafter, head_drafter, model_drafter
 from tests.server.engine.ledger import Ledger
 from tests.tiny import (
     drain,
@@ -263,6 +263,19 @@ def drafted_by_a_model(model: Model) -> Bits:
     return bits
 
 
+def drafted_by_a_head(model: Model) -> Bits:
+    """Both turns, with a head that is mostly wrong; a fork continues where it has read nothing."""
+    if model.backend == "torch" or not model.attention.startswith("qwen35"):
+        return cold(model)
+    drafter = head_drafter(model.attention)
+    engine = model.engine(drafter=drafter, wrap=drafter.watch)
+    (copy,) = engine.kept.fork(begin(engine), "me", 1, 0.0)
+    bits = end(engine, copy.session)
+    stats = engine.stats()
+    assert stats.accepted_model_drafts_total + stats.rejected_model_drafts_total
+    return bits
+
+
 def stored_and_opened_again(model: Model) -> Bits:
     """All but the store's folder is lost within the second turn, as by a kill."""
     engine = model.engine(save_interval=30)
@@ -309,6 +322,7 @@ WAYS: dict[str, Callable[[Model], Bits]] = {
         exported_and_imported,
         drafted,
         drafted_by_a_model,
+        drafted_by_a_head,
         stored_and_opened_again,
     )
 }

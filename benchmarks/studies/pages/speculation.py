@@ -1,4 +1,4 @@
-"""The table of docs/contribute/native.md: what drafts gain, by text and shape."""
+"""What drafts gain: by text and shape in docs/contribute/native.md, of heads in qwen3.5.md."""
 
 from __future__ import annotations
 
@@ -17,6 +17,19 @@ def tables() -> dict[str, str]:
         rows.append((name, relative, *gains))
     head = ("shape, weights, streams", "a call of 2, 4, 8, 16 rows", *TEXTS)
     return {"speculation": markdown(head, rows)}
+
+
+def head_tables() -> dict[str, str]:
+    """Of a multi-token head, by the name of its marks."""
+    rows = []
+    for model, found in read_result(RESULTS / "multi_token_head.json")["speeds"].items():
+        calls = found["call_ms"]
+        draft = f"{found['draft_ms'] / calls[0]:.2f}"
+        for name, figures in found.items():
+            if isinstance(figures, dict):
+                rows.append((f"{model}, {name}", f"{figures['right']:.2f}", draft, _gain(figures)))
+    head = ("model, head", "first drafts that are right", "a draft, in tokens", "speed")
+    return {"multi-token head": markdown(head, rows)}
 
 
 def _gain(figures: Figures) -> str:

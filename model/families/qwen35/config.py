@@ -6,13 +6,18 @@ channels, W ``conv_size``, C = 2 Hk K + Hv V channels of the convolution.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
 
 from model.architectures.config import check_positive
 from model.architectures.hybrid import HybridConfig
 from model.files import ConfigError
 from model.tensor_spec import Shape, TensorSpec
+
+#: Positions that a multi-token head attends to: it only drafts.
+MTP_CONTEXT = 1024
+#: What it joins, each normed, and the beginnings of the names of weights that are its model's.
+MTP_INPUTS, SHARED = ("embedding", "hidden"), ("embedding.", "head.")
 
 
 @dataclass(frozen=True)
@@ -98,3 +103,26 @@ class Qwen35Config(HybridConfig):
             "norm.weight": (self.value_head_dim,),
             "out.weight": (width, self.value_channels),
         }
+
+
+@dataclass(frozen=True)
+class Qwen35MtpConfig(Qwen35Config):
+    """A multi-token head: one layer of attention, with the embedding and the head of its model.
+
+    A position of its past is a token and the hidden state before that.
+    """
+
+    @classmethod
+    def of(cls, config: Qwen35Config) -> Self:
+        """That of a model."""
+        values: dict[str, Any] = {f.name: getattr(config, f.name) for f in fields(config)}
+        context = min(config.context or MTP_CONTEXT, MTP_CONTEXT)
+        values |= {"num_hidden_layers": 1, "attention_layers": (0,)}
+        return cls(**values | {"context": context, "past": "slide"})
+
+    def weight_shapes(self) -> dict[str, Shape]:
+        """See `model.architectures.config.Config`; what is the model's is left out."""
+        width, shapes = self.hidden_size, super().weight_shapes()
+        own = {name: shape for name, shape in shapes.items() if not name.startswith(SHARED)}
+        norms: dict[str, Shape] = {f"{name}_norm.weight": (width,) for name in MTP_INPUTS}
+        return {"join.weight": (width, 2 * width), **norms, **own}

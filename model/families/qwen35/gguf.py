@@ -1,23 +1,25 @@
 """Qwen3.5 in GGUF, as llama.cpp's converter writes it.
 
-Its last blocks may predict several tokens (``nextn``); they are left out. Where there are more
-value heads than key heads, value heads lie in another order: head ``r Hk + g`` is head
+Its last block may be a multi-token head (``nextn``), which is a model of its own. Where there are
+more value heads than key heads, value heads lie in another order: head ``r Hk + g`` is head
 ``g Hv / Hk + r`` of the original.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from model.families.qwen35.config import Qwen35Config
-from model.families.qwen35.read import GGUF
+from model.families.qwen35.config import MTP_INPUTS, Qwen35Config, Qwen35MtpConfig
+from model.families.qwen35.read import GGUF, OTHER_MTP, logger, whole_mtp
 from model.files import ConfigError
 from model.foreign.gguf import BOS, EOS, GgufSource
+from model.foreign.hybrid_names import weight
 from model.foreign.weights import Renamed
 from model.weights import Array, WrappedWeights
 from model.weights.gguf_file import GgufFile
@@ -56,6 +58,21 @@ def read_gguf(file: GgufFile, name: str) -> tuple[Qwen35Config, Renamed]:
     weights = Renamed(file if same_order else HeadOrder(file, config), GGUF.parts_of(config))
     weights.check(name, config.weight_shapes(), unused)
     return config, weights
+
+
+def read_gguf_mtp(file: GgufFile, config: Qwen35Config) -> tuple[Qwen35MtpConfig, Renamed] | None:
+    """The multi-token head in the block behind the others; None where there is none, or more."""
+    block = GGUF.block.format(config.num_hidden_layers)
+    after = GGUF.block.format(config.num_hidden_layers + 1)
+    if not any(key.startswith(f"{block}.") for key in file):
+        return None
+    if any(key.startswith(f"{after}.") for key in file):
+        logger.info(OTHER_MTP)
+        return None
+    keys = {f"{name}_norm": f"{name[0]}norm" for name in MTP_INPUTS}
+    keys |= {"join": "eh_proj", "norm": "shared_head_norm"}
+    ends = {f"{name}.weight": weight(f"{block}.nextn.{key}") for name, key in keys.items()}
+    return whole_mtp(file, replace(GGUF, ends=ends, block=block), f"{block}.", config)
 
 
 def _config(

@@ -8,6 +8,14 @@ input, an l2 norm of each q and k, and q also divided by sqrt(K):
     S_t = a_t S_{t-1} + k_t (beta_t (v_t - a_t S_{t-1}^T k_t))^T,   o_t = S_t^T q_t
     y = W_out (rms_norm(o) * silu(W_z h))
 
+The multi-token head (DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", arXiv 2412.19437, section
+2.2) predicts token t + 2 from what the final norm gives for token t, h_t, and token t + 1:
+
+    x_t = W_join [rms_norm(E[token_{t + 1}]), rms_norm(h_t)]
+    h'_t = rms_norm(block(x)_t),   logits = W_head h'_t
+
+and the token after that from h'_t, in the place of h_{t + 1}, and the token that it predicted.
+
 The rule itself is `model.ops.delta`, attention `model.architectures.decoder`.
 """
 
@@ -17,11 +25,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.architectures.decoder import BoundedAttention, Decoder, Mixer
-from model.architectures.network import State
-from model.families.qwen35.config import Qwen35Config
+from model.architectures.decoder import BoundedAttention, Decoder, DecoderBlock, Mixer
+from model.architectures.network import ModelState, State
+from model.families.qwen35.config import Qwen35Config, Qwen35MtpConfig
 from model.ops.delta import delta_chunk, delta_step
-from model.ops.fused import convolved_silu, gated_rms_norm
+from model.ops.fused import RMSNorm, convolved_silu, gated_rms_norm
 
 #: What a head's rate of decay starts from in training, evenly drawn; as published.
 RATES = (0.01, 16.0)
@@ -38,6 +46,32 @@ class Qwen35(Decoder):
             for is_attention in config.is_attention
         ]
         super().__init__(config, mixers, config.norm_eps, config.tied)
+
+
+class Qwen35Mtp(nn.Module):
+    """A multi-token head, see the module: the reference of the native kernel, and for training."""
+
+    def __init__(self, config: Qwen35MtpConfig) -> None:
+        super().__init__()
+        width, eps = config.hidden_size, config.norm_eps
+        attention = BoundedAttention.of(config, rotary_dim=config.rotary_dim)
+        self.config = config
+        self.embedding_norm, self.hidden_norm = RMSNorm(width, eps), RMSNorm(width, eps)
+        self.join = nn.Linear(2 * width, width, bias=False)
+        self.blocks = nn.ModuleList([DecoderBlock(width, config.intermediate_size, eps, attention)])
+        self.norm = RMSNorm(width, eps)
+
+    def forward(
+        self, embedded: Tensor, hidden: Tensor, state: ModelState, position: Tensor
+    ) -> tuple[Tensor, ModelState]:
+        """Embeddings [B, T, D] and the hidden states of the tokens before them; h' and the state.
+
+        ``position`` [B] counts what the state has seen.
+        """
+        both = self.embedding_norm(embedded), self.hidden_norm(hidden)
+        x, (layer,) = self.join(torch.cat(both, dim=-1)), state
+        x, layer = self.blocks[0](x, layer, position)
+        return self.norm(x), (layer,)
 
 
 class GatedDeltaNet(Mixer):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from model.families.qwen35.config import Qwen35Config
+from model.families.qwen35.config import MTP_INPUTS, Qwen35Config, Qwen35MtpConfig
 from model.files import ConfigError
 from model.foreign.config import ForeignConfig, read_rotary
 from model.foreign.hybrid_names import HybridNames, attention_layers, refuse_other_head, weight
 from model.foreign.weights import Part, Renamed, Weights
 from model.weights import Array, CheckpointError, file_name, shape_in
+
+logger = logging.getLogger("everstream.models")
 
 # -------------------------------------------------------------------------------------------------
 # The keys of Qwen3.5 files, and which of our weights each is.
@@ -89,8 +93,8 @@ GGUF = HybridNames(
 
 # -------------------------------------------------------------------------------------------------
 # Published folders are multimodal (``qwen3_5``): their text model's config is ``text_config``, and
-# its keys have a prefix of their own. What sees images and what predicts several tokens
-# (``mtp``) is left out.
+# its keys have a prefix of their own. What sees images is left out; what predicts several tokens
+# (``mtp``) is a model of its own.
 
 
 #: Of the multimodal config: what concerns images, and hints for other servers.
@@ -125,6 +129,55 @@ def read_qwen35(source: ForeignConfig, weights: Weights) -> tuple[Qwen35Config, 
     ours = Renamed(files, parts)
     ours.check(file, config.weight_shapes(), unused | refuse_other_head(files, config, names, file))
     return config, ours
+
+
+# -------------------------------------------------------------------------------------------------
+# The multi-token head, whose block is as the others. It only drafts, so a file's is left out where
+# it is not whole or of another form.
+
+
+#: What it begins with, in folders.
+MTP = "mtp."
+OTHER_MTP = "the multi-token head is left out: only one of one layer drafts"
+
+
+def mtp_names() -> HybridNames:
+    """The parts of a folder's multi-token head."""
+    norms = {f"{name}_norm.weight": f"{MTP}pre_fc_norm_{name}" for name in MTP_INPUTS}
+    ends = {"join.weight": weight(f"{MTP}fc"), "norm.weight": weight(f"{MTP}norm", "plus_one")}
+    ends |= {name: weight(key, "plus_one") for name, key in norms.items()}
+    return replace(folder_names(MTP), ends=ends)
+
+
+def read_mtp(
+    values: Mapping[str, Any], files: Mapping[str, Array], config: Qwen35Config
+) -> tuple[Qwen35MtpConfig, Renamed] | None:
+    """The multi-token head in a folder's tensors; None where there is none that drafts here."""
+    if not any(key.startswith(MTP) for key in files):
+        return None
+    text = values.get("text_config") or values
+    num_layers, has_embedding = (
+        text.get(f"mtp_{name}") for name in ("num_hidden_layers", "use_dedicated_embeddings")
+    )
+    if num_layers not in (None, 1) or has_embedding:
+        logger.info(OTHER_MTP)
+        return None
+    return whole_mtp(files, mtp_names(), MTP, config)
+
+
+def whole_mtp(
+    files: Mapping[str, Array], names: HybridNames, prefix: str, config: Qwen35Config
+) -> tuple[Qwen35MtpConfig, Renamed] | None:
+    """A head whose keys all begin with ``prefix``; None, and a log line, where it is not whole."""
+    head = Qwen35MtpConfig.of(config)
+    weights = Renamed(files, names.parts_of(head))
+    try:
+        others = {key for key in files if not key.startswith(prefix)}
+        weights.check(file_name(files), head.weight_shapes(), others)
+    except CheckpointError as error:
+        logger.info("the multi-token head is left out: %s", error)
+        return None
+    return head, weights
 
 
 def key_layouts(config: Qwen35Config) -> list[dict[str, Part]]:

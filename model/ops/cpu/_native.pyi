@@ -63,6 +63,7 @@ class Runtime:
         precision: str,
         num_threads: int,
         num_ids: int,
+        base: Runtime | None = None,
     ) -> None: ...
     @property
     def level(self) -> str: ...
@@ -84,7 +85,10 @@ class Runtime:
         num_draws: list[int] | None,
         sources: Sequence[npt.NDArray[np.uint8] | None] | None = None,
         targets: Sequence[npt.NDArray[np.uint8] | None] | None = None,
+        hidden: npt.NDArray[np.float32] | None = None,
+        draw_offset: int = 0,
     ) -> list[list[int]]: ...
+    def hidden(self, first: int, num: int) -> npt.NDArray[np.float32]: ...
     def score(
         self,
         pool: npt.NDArray[np.uint8],

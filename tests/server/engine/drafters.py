@@ -7,16 +7,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from model.foreign import MultiTokenHead
+from model.native.runtime import Runtime
 from model.state import StateLayout
 from server.engine.drafts import MAX_STREAMS, DraftCosts, Proposal, SuffixDrafter
 from server.engine.engine import Engine
-from server.engine.model_drafter import ModelDrafter
+from server.engine.model_drafter import HeadDrafter, ModelDrafter
 from server.engine.request import Live
 from server.engine.runner import CpuStatePool, Mask, NativeRunner
 from server.engine.session import Matchers, Session
 from server.engine.types import Request
 from tests.fakes import Hashed
-from tests.tiny import tiny_checkpoint, tiny_runtime, tiny_tokenizer
+from tests.tiny import tiny_checkpoint, tiny_head, tiny_runtime, tiny_tokenizer
 
 MAX_DRAFTS = 5
 #: How many of the drafts are right, one kind after the other; "random" ones may be.
@@ -115,3 +117,17 @@ def model_drafter(
     pool = CpuStatePool(StateLayout.of(tiny_checkpoint(attention).config), num_slots)
     runner = NativeRunner(tiny_runtime(attention), pool)
     return ModelDrafter(SuffixDrafter(past, tiny_tokenizer().token_bytes), runner, pool, costs)
+
+
+def head_drafter(
+    attention: str = "qwen35",
+    costs: DraftCosts = CHEAP,
+    past: DraftCosts = NEVER,
+    num_slots: int = MAX_STREAMS,
+    head: MultiTokenHead | None = None,
+) -> HeadDrafter:
+    """A multi-token head of the tiny model of ``attention`` drafts, where the past does not."""
+    found, model = head or tiny_head(attention), tiny_runtime(attention)
+    runtime = Runtime(found.config, found.weights, "float32", num_ids=model.num_ids, base=model)
+    pool = CpuStatePool(runtime.layout, num_slots)
+    return HeadDrafter(SuffixDrafter(past, tiny_tokenizer().token_bytes), runtime, pool, costs)

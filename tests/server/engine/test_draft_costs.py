@@ -71,3 +71,11 @@ def test_states_that_are_dear_to_keep_need_better_drafts() -> None:
 
 def test_tokens_fed_in_any_case_are_no_gain() -> None:
     assert LARGE.best_number(0.02, 15, 1, 6) == 0
+
+
+def test_what_drafts_lose_is_their_time_less_what_those_that_are_right_give() -> None:
+    costs = DraftCosts((1.0, 1.1, 1.3, 1.7, 2.5), keep_s=0.05, draft_s=0.2)
+    assert costs.lost_s(1, 0) == pytest.approx(0.1 + 0.05 + 0.2 + 0.1)  # a row is fed again
+    assert costs.lost_s(1, 1) == pytest.approx(0.1 + 0.05 + 0.2 - 1.0)
+    assert costs.lost_s(3, 1) == pytest.approx(0.3 + 0.05 + 0.6 + 0.2 - 1.0)
+    assert costs.lost_s(1, 1, num_streams=2) == pytest.approx(0.1 + 0.05 + 0.2 - 1.1 / 2)

@@ -11,10 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
+from model.checkpoint import load_checkpoint
 from model.native.runtime import built
 from model.state import StateLayout
 from server.config import ModelSource, ServerConfig
 from server.engine.drafts import MAX_STREAMS, DraftCosts, SuffixDrafter
+from server.engine.model_drafter import HeadDrafter
 from server.models.backend import open_backend
 from server.models.build import (
     DraftModelError,
@@ -28,7 +30,7 @@ from server.models.registry import ModelBroken
 from tests.reliability.servers import STUCK_S, ServerProcess
 from tests.server.harness import receive_until, send
 from tests.server.served import Served, served
-from tests.tiny import tiny_checkpoint, tiny_tokenizer, write_model
+from tests.tiny import tiny_checkpoint, tiny_tokenizer, write_model, write_model_with_head
 
 needs_native = pytest.mark.skipif(not built(), reason="the native runtime was not built")
 pytestmark = [needs_native, pytest.mark.process]
@@ -262,7 +264,52 @@ def test_states_of_a_draft_model_are_part_of_the_state_memory() -> None:
     state_bytes = StateLayout.of(tiny_checkpoint().config).num_bytes
     config = ServerConfig(state_memory=20 * state_bytes)
     assert _num_sessions("a", tiny_checkpoint(), config, None) == 20
-    assert _num_sessions("a", tiny_checkpoint(), config, tiny_checkpoint()) == 20 - MAX_STREAMS
+    draft = tiny_checkpoint().config
+    assert _num_sessions("a", tiny_checkpoint(), config, draft) == 20 - MAX_STREAMS
     config = ServerConfig(state_memory=MAX_STREAMS * state_bytes)
     with pytest.raises(ModelBroken, match="--state-memory"):
-        _num_sessions("a", tiny_checkpoint(), config, tiny_checkpoint())
+        _num_sessions("a", tiny_checkpoint(), config, draft)
+
+
+# A multi-token head
+
+
+async def test_head_changes_no_text_and_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and drafts cost nothing, whatever this machine needs for them."""
+    costs = iter([DraftCosts((1.0, 1.0, 1.0, 1.0, 1.0)), DraftCosts((0.0, 0.0, 0.0, 0.0, 0.0))])
+    monkeypatch.setattr("server.models.build.measured_costs", lambda runner, pool: next(costs))
+    write_model_with_head(tmp_path / "a")
+    sampling = {"max_tokens": 60, "seed": 5, "ignore_eos": True}
+    async with served(str(tmp_path / "a"), speculation="auto", store="memory") as server:
+        drafted = await server.complete(**sampling)
+        plain = await server.complete(**sampling, speculation="off")
+        text = (await server.http.get("/metrics")).text
+    assert drafted["choices"] == plain["choices"]
+    line = 'everstream_model_draft_tokens_total{model="a",result="accepted"}'
+    (found,) = (each for each in text.splitlines() if each.startswith(line))
+    assert float(found.split()[-1]) > 0
+
+
+@pytest.mark.parametrize("pays", [False, True])
+def test_head_drafts_where_it_pays(
+    pays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    costs = iter([DraftCosts((1.0, 1.0, 1.1, 1.2, 1.3)), DraftCosts((0.1 if pays else 1.0,) * 5)])
+    monkeypatch.setattr("server.models.build.measured_costs", lambda runner, pool: next(costs))
+    checkpoint = load_checkpoint(write_model_with_head(tmp_path / "a"))
+    with caplog.at_level(logging.INFO, "everstream.speculation"):
+        drafter = open_drafter(open_backend(checkpoint, "native", threads=1))
+    assert type(drafter) is (HeadDrafter if pays else SuffixDrafter)
+    (line,) = caplog.messages
+    does = "drafts where that pays" if pays else "drafts none"
+    assert (
+        line == f"the multi-token head takes {100 if pays else 1000}.00 ms for a draft: it {does}"
+    )
+
+
+def test_model_with_a_head_drafts_nothing_on_torch(tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(write_model_with_head(tmp_path / "a"))
+    assert checkpoint.head is not None
+    assert open_drafter(open_backend(checkpoint, "torch")) is None

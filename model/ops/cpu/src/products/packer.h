@@ -98,8 +98,9 @@ enum class Bias { added, left_out };
 
 class Packer {
 public:
-    Packer(const Weights& weights, const Kernels& kernels, Arena& arena)
-        : arena(arena), weights_(weights), kernels_(kernels) {}
+    Packer(
+        const Weights& weights, const Kernels& kernels, Arena& arena, const Model* base = nullptr)
+        : arena(arena), base(base), weights_(weights), kernels_(kernels) {}
 
     bool has(const std::string& name) const { return weights_.has(name); }
     // A whole tensor.
@@ -117,6 +118,7 @@ public:
     // groups and rows may share axes.
     const float* transposed(const Weight& weight, int64_t groups, const float* by = nullptr);
     Arena& arena;
+    const Model* const base;  // whose embedding and head are taken, or null
 
 private:
     Weight read_rows(const std::string& name, int64_t begin, int64_t end) const;

@@ -25,6 +25,7 @@ namespace {
 
 using FloatArray = nb::ndarray<const float, nb::numpy, nb::c_contig, nb::device::cpu>;
 using ByteArray = nb::ndarray<const uint8_t, nb::numpy, nb::c_contig, nb::device::cpu>;
+using Hidden = nb::ndarray<const float, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Mask = nb::ndarray<const uint32_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Pool = nb::ndarray<uint8_t, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using State = nb::ndarray<uint8_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -129,16 +130,18 @@ class PythonRuntime {
 public:
     PythonRuntime(
         const nb::dict& options, const nb::list& states, const nb::callable& weights,
-        const std::string& level, const std::string& precision, int num_threads, int num_ids)
+        const std::string& level, const std::string& precision, int num_threads, int num_ids,
+        const PythonRuntime* base)
         : runtime_(
               options_of(options, states), weights_of(weights), level, precision_of(precision),
-              num_threads, num_ids),
+              num_threads, num_ids, base ? &base->runtime_.model() : nullptr),
           num_ids_(num_ids) {}
 
     nb::list run(
         Pool pool, const nb::list& slots, const nb::list& positions, const nb::list& tokens,
         const nb::list& draws, const nb::object& recents, const nb::object& allowed,
-        const nb::object& num_draws, const nb::object& sources, const nb::object& targets) {
+        const nb::object& num_draws, const nb::object& sources, const nb::object& targets,
+        const nb::object& hidden, int64_t draw_offset) {
         const size_t n = nb::len(slots);
         const auto differs = [n](const nb::object& list) { return !list.is_none() && nb::len(list) != n; };
         if (nb::len(positions) != n || nb::len(tokens) != n || nb::len(draws) != n ||
@@ -167,6 +170,7 @@ public:
             feed.source = feed.state;
             feed.state = state_of(targets, i, feed.state);
             feed.position = checked<int64_t>(positions[i], "a position");
+            feed.draw_offset = draw_offset;
             if (feed.position < 0) throw std::invalid_argument("a position is negative");
             starts_.push_back(ids_.size());
             append_ids(tokens[i], vocab_size, ids_);
@@ -192,9 +196,10 @@ public:
             feeds_[i].recent = ids_.data() + starts_[2 * i + 1];
             if (first_mask_[i] != NO_MASK) feeds_[i].allowed = mask_data_.data() + first_mask_[i];
         }
+        const float* rows = checked_hidden(hidden);
         {
             const nb::gil_scoped_release release;
-            runtime_.run(feeds_);
+            runtime_.run(feeds_, rows);
         }
         return by_feed([this](size_t draw) { return nb::int_(runtime_.drawn()[draw].token); });
     }
@@ -232,6 +237,17 @@ public:
         std::copy(sums.begin(), sums.end(), copy);
         nb::capsule owner(copy, [](void* p) noexcept { delete[] static_cast<double*>(p); });
         return nb::cast(nb::ndarray<nb::numpy, double>(copy, {sums.size()}, owner));
+    }
+
+    nb::object hidden(int first, int num) const {
+        if (first < 0 || num < 0 || num > runtime_.num_rows() - first)
+            throw std::invalid_argument("the last run has no such rows");
+        if (runtime_.model().norm.bias) throw std::invalid_argument("the final norm is a LayerNorm");
+        const auto n = size_t(runtime_.model().hidden);
+        auto* copy = new float[size_t(num) * n + 1];
+        runtime_.hidden(first, num, copy);
+        nb::capsule owner(copy, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+        return nb::cast(nb::ndarray<nb::numpy, float>(copy, {size_t(num), n}, owner));
     }
 
     nb::list logprobs() const {
@@ -304,6 +320,18 @@ private:
     }
     char* state_of(const nb::object& states, size_t i, char* otherwise) const {
         return states.is_none() ? otherwise : checked_state(states[i], otherwise);
+    }
+
+    // Of hidden states a row for each token of a run; or null.
+    const float* checked_hidden(const nb::object& hidden) const {
+        if (hidden.is_none()) return nullptr;
+        size_t num_rows = 0;
+        for (const Feed& feed : feeds_) num_rows += size_t(feed.num_tokens);
+        Hidden rows;
+        if (!nb::try_cast(hidden, rows, false) || rows.shape(0) != num_rows ||
+            rows.shape(1) != size_t(runtime_.model().hidden))
+            throw std::invalid_argument("hidden states are not a contiguous array [tokens, width]");
+        return rows.data();  // the caller holds the array
     }
 
     // No two feeds may write one state, nor one read what another writes.
@@ -429,14 +457,17 @@ NB_MODULE(_native, m) {
         .def(
             nb::init<
                 const nb::dict&, const nb::list&, const nb::callable&, const std::string&,
-                const std::string&, int, int>(),
+                const std::string&, int, int, const PythonRuntime*>(),
             nb::arg("options"), nb::arg("states"), nb::arg("weights"), nb::arg("level"),
-            nb::arg("precision"), nb::arg("num_threads"), nb::arg("num_ids"))
+            nb::arg("precision"), nb::arg("num_threads"), nb::arg("num_ids"),
+            nb::arg("base").none() = nb::none(), nb::keep_alive<1, 9>())
         .def(
             "run", &PythonRuntime::run, nb::arg("pool").noconvert(), nb::arg("slots"), nb::arg("positions"),
             nb::arg("tokens"), nb::arg("draws"), nb::arg("recents").none(), nb::arg("allowed").none(),
             nb::arg("num_draws").none(), nb::arg("sources").none() = nb::none(),
-            nb::arg("targets").none() = nb::none())
+            nb::arg("targets").none() = nb::none(), nb::arg("hidden").none() = nb::none(),
+            nb::arg("draw_offset") = 0)
+        .def("hidden", &PythonRuntime::hidden, nb::arg("first"), nb::arg("num"))
         .def(
             "score", &PythonRuntime::score, nb::arg("pool").noconvert(), nb::arg("slot"), nb::arg("position"),
             nb::arg("tokens"), nb::arg("following").none(), nb::arg("num_top"),

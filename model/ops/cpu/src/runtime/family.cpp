@@ -31,7 +31,8 @@ std::vector<std::string> families() {
 }
 
 BuiltModel build(
-    const Options& options, const Weights& weights, const Kernels& kernels, Precision precision) {
+    const Options& options, const Weights& weights, const Kernels& kernels, Precision precision,
+    const Model* base) {
     BuiltModel built;
     built.family = &family_of(options.text("family"));
     const std::string what = std::string("no kernels for '") + built.family->name + "' models";
@@ -40,7 +41,7 @@ BuiltModel build(
         throw std::invalid_argument(what + " of this dtype");
     if (!built.family->kernels[int(kernels.level)])
         throw std::invalid_argument(what + " at level " + kernels.name);
-    Packer packer(weights, kernels, built.arena);
+    Packer packer(weights, kernels, built.arena, base);
     built.model = built.family->build(options, packer, precision);
     return built;
 }
@@ -52,14 +53,14 @@ void read_beginning(Model& m, const Options& options, Packer& packer, Precision 
     m.state_bytes = size_t(options.number("state_bytes"));
     m.fixed_bytes = size_t(options.number("fixed_bytes"));
     m.rounds_sums = options.integer("rounds_sums") != 0;
-    m.embedding = packer.table("embedding.weight", precision);
+    m.embedding = packer.base ? packer.base->embedding : packer.table("embedding.weight", precision);
     m.vocab_size = m.embedding.n, m.hidden = m.embedding.k;
 }
 
 void read_end(Model& m, Packer& packer) {
     m.norm = packer.norm("norm");
     const char* head = packer.has("head.weight") ? "head" : "embedding";
-    m.head = packer.pack({head}, m.precision);
+    m.head = packer.base ? packer.base->head : packer.pack({head}, m.precision);
 }
 
 double* rope_frequencies(Packer& packer, double theta, int half) {

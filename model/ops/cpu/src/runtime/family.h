@@ -40,10 +40,12 @@ struct BuiltModel {
     std::shared_ptr<const Model> model;
 };
 
-// The model that options and weights describe, by its family. Throws std::invalid_argument where an
+// The model that options and weights describe, by its family. It has the embedding and the head of
+// `base` where that is not null, which must outlive it. Throws std::invalid_argument where an
 // option or a weight is missing, or the family has no kernels for the precision or the level.
 BuiltModel build(
-    const Options& options, const Weights& weights, const Kernels& kernels, Precision precision);
+    const Options& options, const Weights& weights, const Kernels& kernels, Precision precision,
+    const Model* base);
 
 // What all families read: first the embedding and the sizes, after the layers the norm and the head.
 void read_beginning(Model& model, const Options& options, Packer& packer, Precision precision);

@@ -35,6 +35,8 @@ struct Batch {
     char* const* pasts = nullptr;  // [sequences]: the state with the keys and values, which stay there
     const int32_t* wanted = nullptr;     // [wanted], rows
     float* logits = nullptr;             // [wanted][vocab_stride]
+    // [rows][width], of a family whose rows are a token and a hidden state of another model; or null.
+    const float* hidden = nullptr;
     bool stops_at_norm = false;  // then the wanted rows go to `normed` and get no logits
 
     float *x = nullptr, *normed = nullptr;

@@ -33,9 +33,9 @@ void Runtime::Buffer::reserve(size_t bytes) {
 
 Runtime::Runtime(
     const Options& options, const Weights& weights, const std::string& level, Precision precision,
-    int num_threads, int num_ids)
+    int num_threads, int num_ids, const Model* base)
     : kernels_(kernels_of(level)),
-      built_(build(options, weights, kernels_, precision)),
+      built_(build(options, weights, kernels_, precision, base)),
       strides_(strides_of(*built_.family, model())),
       num_ids_(num_ids),
       team_(num_threads, family().max_phases(model())) {
@@ -176,16 +176,29 @@ Drawn Runtime::draw(
     const int window = feed.draw->penalty_window;
     const int num_recent = window ? std::min(num_seen, window) : num_seen;
     Place at;
-    at.position = uint64_t(feed.position + feed.num_tokens - drawing.num_after);
+    at.position = uint64_t(feed.position + feed.draw_offset + feed.num_tokens - drawing.num_after);
     at.recent = feed.recent + (num_seen - num_recent);
     at.num_recent = num_recent;
     if (feed.allowed) at.allowed = feed.allowed[feed.num_draws - 1 - drawing.num_after];
     return sampler.sample(logits, *feed.draw, at, top);
 }
 
-void Runtime::run(const std::vector<Feed>& feeds) {
+void Runtime::hidden(int first, int num, float* out) const {
+    const Model& m = model();
+    const auto n = size_t(m.hidden);
+    for (int row = first; row < first + num; row++, out += n) {
+        const float* x = x_.data() + size_t(row) * size_t(strides_.x);
+        double squares = 0.0;
+        for (size_t i = 0; i < n; i++) squares += double(x[i]) * double(x[i]);
+        const auto by = float(1.0 / std::sqrt(squares / double(n) + double(m.eps)));
+        for (size_t i = 0; i < n; i++) out[i] = x[i] * by * m.norm.weight[i];
+    }
+}
+
+void Runtime::run(const std::vector<Feed>& feeds, const float* hidden) {
     for (const Feed& feed : feeds) check_bound(feed);
-    const Batch b = gather(feeds, false);
+    Batch b = gather(feeds, false);
+    b.hidden = hidden;
     // All memory is taken before the first state changes: nothing after that can fail.
     prepare_draws(feeds);
     team_.run([this, b](Worker& w) {

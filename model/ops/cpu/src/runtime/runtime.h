@@ -16,6 +16,7 @@ struct Feed {
     // The state that has the past, which is written in place; null: `state`.
     char* past = nullptr;
     int64_t position = 0;
+    int64_t draw_offset = 0;  // of the positions of draws to those of the state
     const int32_t* tokens = nullptr;
     int num_tokens = 0;
     const Draw* draw = nullptr;
@@ -36,15 +37,19 @@ struct Scores {
 
 class Runtime {
 public:
-    // `num_ids`: tokens that may be drawn, at most the model's vocabulary.
+    // `num_ids`: tokens that may be drawn, at most the model's vocabulary. `base` outlives this.
     Runtime(
         const Options& options, const Weights& weights, const std::string& level,
-        Precision precision, int num_threads, int num_ids);
+        Precision precision, int num_threads, int num_ids, const Model* base = nullptr);
 
     // Feeds every sequence its tokens and draws where wanted: see drawn(). Not thread safe. Where it
     // throws, no state has changed. This and what follows throw std::invalid_argument for a feed
-    // beyond the model's `max_positions`.
-    void run(const std::vector<Feed>& feeds);
+    // beyond the model's `max_positions`. `hidden` is that of Batch.
+    void run(const std::vector<Feed>& feeds, const float* hidden = nullptr);
+
+    // What the final norm gives for `num` of the last run's rows, from `first` on: [num][width].
+    void hidden(int first, int num, float* out) const;
+    int num_rows() const { return int(tokens_.size()); }
 
     // Feeds the sequence its tokens and returns log p(next[i] | all up to tokens[i]) for the first
     // `num_next` of them, at most all; NaN where logits are not finite. Draws nothing. With them the

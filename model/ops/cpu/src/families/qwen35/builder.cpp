@@ -56,6 +56,13 @@ std::shared_ptr<const Model> build(const Options& o, Packer& p, Precision precis
     auto* layers = p.arena.make<Qwen35Layer>(m->num_layers);
     for (int i = 0; i < m->num_layers; i++) layers[i] = read_layer(*m, o, p, i);
     m->layers = layers;
+    if (p.has("join.weight")) {
+        m->embedding_norm = p.norm("embedding_norm");
+        m->hidden_norm = p.norm("hidden_norm");
+        m->join = p.pack({"join"}, precision);
+        if (m->join.n != m->hidden || m->join.k != 2 * m->hidden)
+            throw std::invalid_argument("weight 'join.weight' has another shape");
+    }
     read_end(*m, p);
     return m;
 }
@@ -66,7 +73,8 @@ void set_strides(const Model& model, Strides& s) {
     static_assert(B::num <= MAX_BUFFERS);
     set_buffer(s, B::rates, padded_stride(2 * m.num_value_heads));
     set_buffer(s, B::mixed, padded_stride(m.values()));
-    s.widest = s.buffers[B::mixed];
+    set_buffer(s, B::joined, m.joins() ? padded_stride(2 * m.hidden) : 0);
+    s.widest = std::max(s.buffers[B::mixed], s.buffers[B::joined]);
     set_bounded_strides(m, s, m.layers[0].mlp.down.k);
     s.buffers[B::in] = std::max(s.buffers[B::in], padded_stride(m.channels() + m.values()));
 }

@@ -27,15 +27,22 @@ struct Qwen35Layer {
     Mlp mlp;
 };
 
-// After the buffers of the attention: b and a of the delta net, and what its heads give.
+// After the buffers of the attention: b and a of the delta net, and what its heads give; what `join`
+// takes.
 struct Qwen35Buffers : BoundedBuffers {
-    enum { rates = BoundedBuffers::num, mixed, num };
+    enum { rates = BoundedBuffers::num, mixed, joined, num };
 };
 
 struct Qwen35Model : BoundedModel {
     int num_key_heads = 0, num_value_heads = 0, key_size = 0, value_size = 0;  // P, R, K and V
     int conv_size = 0;                                                         // W
     const Qwen35Layer* layers = nullptr;
+    // Of a multi-token head, which takes [2 D] of each row: the token's embedding, then what the final
+    // norm of the model that it drafts for gave for the token before.
+    Norm embedding_norm, hidden_norm;
+    Matrix join;
+
+    bool joins() const { return join.n > 0; }
 
     int queries() const { return num_key_heads * key_size; }
     int values() const { return num_value_heads * value_size; }

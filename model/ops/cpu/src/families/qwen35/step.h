@@ -16,6 +16,7 @@ public:
 
     void run() {
         begin();
+        if (m.joins()) join();
         for (int i = 0; i < m.num_layers; i++) {
             const Qwen35Layer& l = m.layers[i];
             if (l.is_attention)
@@ -32,12 +33,23 @@ public:
         return attention > delta ? attention : delta;
     }
     static int max_phases(const Qwen35Model& m) {
-        return 8 + (ATTENTION_PHASES + MLP_PHASES) * m.num_layers;
+        return 12 + (ATTENTION_PHASES + MLP_PHASES) * m.num_layers;
     }
 
 private:
     // Rows that go through a head while a part of its state is in the nearest cache.
     static constexpr int ROWS = 64;
+
+    // Embeddings and hidden states, each normed, into x; without hidden states zeros are in their place.
+    void join() {
+        w.each(b.num_rows, [&](int row) {
+            float *joined = buffer(B::joined, row), *hidden = joined + m.hidden;
+            normalize(m, m.embedding_norm, b.x + size_t(row) * s.x, joined);
+            std::memset(hidden, 0, size_t(m.hidden) * 4);
+            if (b.hidden) normalize(m, m.hidden_norm, b.hidden + size_t(row) * m.hidden, hidden);
+        });
+        products(plain(B::joined, 2 * m.hidden), {{&m.join, {b.x, s.x, Into::store}}});
+    }
 
     void delta(const DeltaNet& l, const Norm& norm) {
         const int P = m.num_key_heads;
