@@ -23,7 +23,7 @@ def _of_mixer(names: MambaNames, prefix: str) -> dict[str, Part]:
     }
 
 
-#: Of Mamba-2, in folders and in GGUF, and of attention.
+#: Of Mamba, the first or the second, in folders and in GGUF, and of attention.
 FOLDER_MAMBA = _of_mixer(folder_names(()), _MIXER)
 GGUF_MAMBA = _of_mixer(GGUF, "")
 FOLDER_ATTENTION = {f"{ours}.weight": weight(f"{ours}_proj") for ours in "qkv"}
@@ -64,7 +64,8 @@ class Multipliers:
     mlp: tuple[float, ...] = (1.0,) * 2
 
 
-def _inside(prefix: str, parts: Mapping[str, Part]) -> dict[str, Part]:
+def inside(prefix: str, parts: Mapping[str, Part]) -> dict[str, Part]:
+    """``parts`` whose keys begin with ``prefix``."""
     return {ours: replace(part, keys=(f"{prefix}.{part.keys[0]}",)) for ours, part in parts.items()}
 
 
@@ -84,8 +85,8 @@ def granite_names(logits_scaling: float) -> Mamba2HybridNames:
             "mlp.up.weight": weight("shared_mlp.input_linear", "second_half"),
             "mlp.down.weight": weight("shared_mlp.output_linear"),
         },
-        attention=_inside("self_attn", FOLDER_ATTENTION),
-        other=_inside("mamba", FOLDER_MAMBA),
+        attention=inside("self_attn", FOLDER_ATTENTION),
+        other=inside("mamba", FOLDER_MAMBA),
     )
 
 
@@ -99,8 +100,8 @@ def nemotron_names(prefix: str) -> Mamba2HybridNames:
         },
         block=f"{prefix}.layers.{{}}",
         both={"mixer_norm.weight": weight("norm")},
-        attention=_inside("mixer", FOLDER_ATTENTION),
-        other=_inside("mixer", FOLDER_MAMBA),
+        attention=inside("mixer", FOLDER_ATTENTION),
+        other=inside("mixer", FOLDER_MAMBA),
         mlp={f"{name}.weight": weight(f"mixer.{name}_proj") for name in ("up", "down")},
     )
 
@@ -138,8 +139,8 @@ def falcon_names(config: Mamba2HybridConfig, by: Multipliers) -> Mamba2HybridNam
             "mlp.up.weight": weight("feed_forward.up_proj"),
             "mlp.down.weight": Part(("feed_forward.down_proj.weight",), factor=down),
         },
-        attention=_inside("self_attn", attention),
-        other=_inside("mamba", other),
+        attention=inside("self_attn", attention),
+        other=inside("mamba", other),
     )
 
 

@@ -108,7 +108,7 @@ def _granite(source: ForeignConfig) -> Mamba2HybridConfig:
     source.choice("normalization_function", "rmsnorm")
     source.choice("mamba_d_ssm", None)
     has_positions = source.choice("position_embedding_type", None, "nope", "rope") == "rope"
-    kinds = _kinds(source, "mamba", "attention")
+    kinds = kinds_of_layers(source, "mamba", "attention")
     shared = _shared(source, kinds, has_positions)
     return Mamba2HybridConfig(
         **shared,
@@ -131,7 +131,7 @@ def _nemotron(source: ForeignConfig) -> Mamba2HybridConfig:
     for name in ("mlp_bias", "use_bias", "mamba_proj_bias"):
         source.choice(name, False)
     source.choice("use_conv_bias", True)
-    kinds = _kinds(source, "mamba", "attention", "mlp")
+    kinds = kinds_of_layers(source, "mamba", "attention", "mlp")
     if "mlp" not in kinds:
         raise ConfigError(f"{source.family}: layers_block_type must have a layer that is an mlp")
     shared = _shared(source, kinds, False, "relu2")
@@ -248,8 +248,8 @@ def _kinds_in(found: Any) -> list[str]:
     return [KINDS.get(str(kind), "") for kind in (found if isinstance(found, list) else str(found))]
 
 
-def _kinds(source: ForeignConfig, *known: str) -> list[str]:
-    """What each layer is, of ``known``; a Mamba-2 where no field of `PATTERNS` says it."""
+def kinds_of_layers(source: ForeignConfig, *known: str) -> list[str]:
+    """What each layer is, of ``known``; a Mamba where no field of `PATTERNS` says it."""
     present = [name for name in PATTERNS if name in source]
     if not present:
         return ["mamba"] * source.num_layers("num_hidden_layers")
