@@ -11,6 +11,7 @@ from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, TokenType
 from gguf.quants import quantize
 
 from model.architectures.hybrid import BoundedConfig
+from model.families.jamba.config import JambaConfig
 from model.families.lfm2.config import Lfm2Config
 from model.families.llama.config import LlamaConfig
 from model.families.mamba2_hybrid.config import Mamba2HybridConfig
@@ -50,13 +51,24 @@ _LLAMA = {
     "post_attention_layernorm": "ffn_norm",
     "self_attn.o_proj": "attn_output",
 }
-_PARTS = {"qwen3_5_text": _QWEN, "lfm2": _LFM2}
+_JAMBA = {
+    "input_layernorm": "attn_norm",
+    "pre_ff_layernorm": "ffn_norm",
+    "self_attn.o_proj": "attn_output",
+    "mamba.conv1d": "ssm_conv1d",
+    **{f"mamba.{name}_proj": f"ssm_{name}" for name in ("in", "x", "dt", "out")},
+    **{f"mamba.{name}_layernorm": f"ssm_{name}_norm" for name in ("dt", "b", "c")},
+    **{f"feed_forward.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
+}
+_PARTS = {"qwen3_5_text": _QWEN, "lfm2": _LFM2, "jamba": _JAMBA}
 #: Their ``model_type`` -> ``general.architecture``, where it is another.
 _NAMES = {
     "qwen3_5_text": "qwen35",
     "granitemoehybrid": "granitehybrid",
     "falcon_h1": "falcon-h1",
 }
+#: Numbers of heads or channels, which have no kind.
+_NUMBERS = {"A_log": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias"}
 #: Tensors that no quantisation touches, besides vectors.
 _WIDE = ("ssm_conv1d.weight", "shortconv.conv.weight", "ssm_a", "ssm_d")
 
@@ -73,7 +85,7 @@ def _tensors(name: str) -> Tensors:
     is_qwen = isinstance(config, Qwen35Config)
     ends = {
         "embed_tokens": "token_embd",
-        "norm": "output_norm",
+        **dict.fromkeys(("norm", "final_layernorm"), "output_norm"),
         "embedding_norm": "token_embd_norm",
     }
     tensors: Tensors = {}
@@ -90,11 +102,9 @@ def _tensors(name: str) -> Tensors:
             tensors[f"{ends[path[0]]}.{kind}"] = data
             continue
         block, part = f"blk.{path[1]}", ".".join(path[2:])
-        if kind == "A_log":
-            tensors[f"{block}.ssm_a"] = _tiled(config, "ssm_a", -np.exp(data))
-            continue
-        if kind == "dt_bias":
-            tensors[f"{block}.ssm_dt.bias"] = _tiled(config, "ssm_dt", data)
+        if kind in _NUMBERS:
+            key, data = _NUMBERS[kind], -np.exp(data) if kind == "A_log" else data
+            tensors[f"{block}.{key}"] = _tiled(config, key.removesuffix(".bias"), data)
             continue
         found = _PARTS.get(family, _LLAMA).get(part)
         if found is None:
@@ -154,6 +164,20 @@ def hybrid_fields(name: str) -> dict[str, Any]:
     }
     if isinstance(config, Mamba2HybridConfig):
         return fields | mamba2_hybrid_fields(name)
+    if isinstance(config, JambaConfig):
+        return fields | {
+            "vocab_size": config.vocab_size,
+            "rope.freq_base": None,
+            "attention.head_count_kv": [
+                config.num_key_value_heads * attention for attention in config.is_attention
+            ],
+            "ssm.conv_kernel": config.conv_size,
+            "ssm.inner_size": config.inner_size,
+            "ssm.state_size": config.state_size,
+            "ssm.time_step_rank": config.dt_rank,
+            "expert_count": 1,
+            "expert_used_count": 1,
+        }
     if isinstance(config, Lfm2Config):
         heads = [config.num_key_value_heads * attention for attention in config.is_attention]
         return fields | {

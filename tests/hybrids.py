@@ -12,6 +12,7 @@ from transformers import (
     FalconH1ForCausalLM,
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
+    JambaForCausalLM,
     Lfm2ForCausalLM,
     Lfm3ForCausalLM,
     LlamaForCausalLM,
@@ -28,6 +29,9 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 from transformers import (
+    JambaConfig as TheirJambaConfig,
+)
+from transformers import (
     Lfm2Config as TheirLfm2Config,
 )
 from transformers import (
@@ -40,6 +44,8 @@ from transformers import (
 from model.architectures.decoder import Decoder
 from model.architectures.hybrid import BoundedConfig
 from model.architectures.network import model_of
+from model.families.jamba import read as jamba_read
+from model.families.jamba.config import JambaConfig
 from model.families.lfm2 import read as lfm2_read
 from model.families.lfm2.config import Lfm2Config
 from model.families.lfm3 import read as lfm3_read
@@ -78,6 +84,8 @@ class Hybrid:
             return folder_names("model.")
         if self.family == "lfm3":
             return lfm3_read.folder_names(lfm3_read.OWN_GATE)
+        if self.family == "jamba":
+            return jamba_read.FOLDER
         if self.family == "granitemoehybrid":
             return granite_names(self.theirs["logits_scaling"])
         if self.family == "nemotron_h":
@@ -104,6 +112,7 @@ FAMILIES: dict[str, tuple[Any, Any]] = {
     "lfm3": (TheirLfm3Config, Lfm3ForCausalLM),
     "nemotron_h": (NemotronHConfig, NemotronHForCausalLM),
     "falcon_h1": (FalconH1Config, FalconH1ForCausalLM),
+    "jamba": (TheirJambaConfig, JambaForCausalLM),
     "granitemoehybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM),
     "llama": (TheirLlamaConfig, LlamaForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
@@ -383,6 +392,42 @@ def falcon(**changes: Any) -> Hybrid:
     return Hybrid(config, theirs, "falcon_h1")
 
 
+def jamba(period: int = 4, **changes: Any) -> Hybrid:
+    """Jamba, whose first layer of attention is followed by others a ``period`` away.
+
+    Sizes by our names.
+    """
+    values = {
+        "vocab_size": 97,
+        "hidden_size": 20,
+        "num_hidden_layers": 4,
+        "intermediate_size": 37,
+        "attention_layers": (2,),
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 10,
+        "inner_size": 40,
+        "state_size": 7,
+        "dt_rank": 3,
+        "tied": False,
+        "context": CONTEXT,
+        **changes,
+    }
+    config = JambaConfig(**values)
+    theirs = {
+        **_shared(config),
+        "attn_layer_period": period,
+        "attn_layer_offset": config.attention_layers[0],
+        "num_experts": 1,
+        "rms_norm_eps": config.norm_eps,
+        "mamba_expand": config.inner_size // config.hidden_size,
+        "mamba_d_state": config.state_size,
+        "mamba_d_conv": config.conv_size,
+        "mamba_dt_rank": config.dt_rank,
+    }
+    return Hybrid(config, theirs, "jamba")
+
+
 def llama(family: str = "llama", scaling: Rotary | None = None, **changes: Any) -> Hybrid:
     """Llama, or what differs from it by little. Sizes by our names."""
     values = {
@@ -566,6 +611,32 @@ HYBRIDS = {
         state_size=32,
         num_groups=1,
         rope_theta=1e11,
+    ),
+    "jamba-odd": jamba(),
+    "jamba-tied": jamba(
+        period=3,
+        attention_layers=(0, 3),
+        num_key_value_heads=2,
+        inner_size=60,
+        state_size=5,
+        dt_rank=2,
+        conv_size=3,
+        norm_eps=1e-5,
+        tied=True,
+    ),
+    "jamba-wide": jamba(
+        vocab_size=330,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=6,
+        period=3,
+        attention_layers=(2, 5),
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        inner_size=128,
+        state_size=16,
+        dt_rank=32,
     ),
     "llama-odd": llama(
         scaling=Rotary(

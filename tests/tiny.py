@@ -21,6 +21,7 @@ from model.checkpoint import Checkpoint, save_checkpoint
 from model.config import ModelConfig
 from model.export.hybrid import write_qwen35
 from model.families.arwkv7.config import Arwkv7Config
+from model.families.jamba.config import JambaConfig
 from model.families.lfm2.config import Lfm2Config
 from model.families.lfm3.config import Lfm3Config
 from model.families.llama.config import LayerPlan, LlamaConfig
@@ -64,7 +65,7 @@ def tiny_tokenizer() -> Tokenizer:
 #: What `tiny_checkpoint` takes for a mechanism of our own block, and is another architecture.
 ARCHITECTURES = (
     *("rwkv7", "arwkv7", "mamba2", "mamba", "qwen35", "lfm2", "lfm3", "llama", "llama-windows"),
-    "mamba2_hybrid",
+    *("mamba2_hybrid", "jamba"),
 )
 #: The end of any of its names, where the sums of a state are in bfloat16.
 ROUNDED = "+bfloat16"
@@ -76,6 +77,7 @@ BOUNDED = {
     "lfm3": (512, "stop"),
     "llama": (512, "stop"),
     "mamba2_hybrid": (512, "stop"),
+    "jamba": (512, "stop"),
     "qwen35-short": (64, "stop"),
     "qwen35-slide": (64, "slide"),
     "qwen35-machine": (192, "stop"),
@@ -198,6 +200,8 @@ def _tiny_hybrid(attention: str, vocab_size: int) -> Config:
             residual_scale=0.4,
             attention_scale=0.1,
         )
+    if attention == "jamba":
+        return JambaConfig(**sizes, inner_size=64, state_size=12, dt_rank=5)
     if attention == "lfm3":
         windows = {"window_layers": (2,), "window": 20, "rotary_dim": 8, "window_rotary_dim": 16}
         return Lfm3Config(**sizes, **windows)

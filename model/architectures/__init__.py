@@ -109,6 +109,12 @@ ARCHITECTURES: dict[str, Architecture] = {
         network=("model.families.mamba2_hybrid.network", "Mamba2Hybrid"),
         native=("model.native.options", "mamba2_hybrid_options"),
     ),
+    "everstream-jamba": Architecture(
+        name="jamba",
+        config=("model.families.jamba.config", "JambaConfig"),
+        network=("model.families.jamba.network", "Jamba"),
+        native=("model.native.options", "jamba_options"),
+    ),
     "everstream-arwkv7": Architecture(
         name="arwkv7",
         config=("model.families.arwkv7.config", "Arwkv7Config"),

@@ -62,6 +62,7 @@ READERS: dict[str, tuple[str, str]] = {
     "granitemoehybrid": ("model.families.mamba2_hybrid.read", "read_granite"),
     "nemotron_h": ("model.families.mamba2_hybrid.read", "read_nemotron"),
     "falcon_h1": ("model.families.mamba2_hybrid.read", "read_falcon_h1"),
+    "jamba": ("model.families.jamba.read", "read_jamba"),
     "lfm3": ("model.families.lfm3.read", "read_lfm3"),
     "mamba": ("model.families.mamba.read", "read_mamba"),
     "falcon_mamba": ("model.families.mamba.read", "read_mamba"),
@@ -79,7 +80,7 @@ GGUF_HEAD_READERS = {"qwen35": ("model.families.qwen35.gguf", "read_gguf_mtp")}
 #: The functions that look at no tensor's numbers but those of a head that is also the embedding.
 _BY_SHAPES = (
     *("read_rwkv7", "read_arwkv7", "read_qwen35", "read_lfm2", "read_lfm3"),
-    *("read_granite", "read_nemotron", "read_falcon_h1"),
+    *("read_granite", "read_nemotron", "read_falcon_h1", "read_jamba"),
     *("read_llama", "read_qwen2", "read_qwen3", "read_smollm3"),
     *("read_mamba", "read_mamba2", "read_state_spaces", "read_mistral"),
 )
@@ -97,19 +98,20 @@ GGUF_READERS = {
         ("granitehybrid", "nemotron_h", "falcon-h1"),
         ("model.families.mamba2_hybrid.read", "read_gguf"),
     ),
+    "jamba": ("model.families.jamba.read", "read_gguf"),
     "mamba": ("model.families.mamba.read", "read_gguf"),
     "mamba2": ("model.families.mamba.read", "read_gguf"),
 }
 #: Those whose attention has a bounded past.
 WITH_ATTENTION = (
     *("qwen35", "lfm2", "llama", "qwen2", "qwen3", "smollm3"),
-    *("granitehybrid", "nemotron_h", "falcon-h1"),
+    *("granitehybrid", "nemotron_h", "falcon-h1", "jamba"),
 )
 
 #: Families that people will try, by why they cannot be served: their names in config.json and GGUF.
 REFUSED: dict[str, tuple[str, ...]] = {
     GROWS: (
-        *("qwen3_next", "kimi_linear", "minimax", "minimax_text_01", "jamba", "bamba"),
+        *("qwen3_next", "kimi_linear", "minimax", "minimax_text_01", "bamba"),
         *("plamo2", "zamba", "zamba2"),
         *("qwen3next", "kimi-linear", "kimi-k3", "minimax-01"),
     ),

@@ -56,6 +56,7 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "mamba": ("model.families.mamba.read", "key_layouts"),
     "mamba2": ("model.families.mamba.read", "key_layouts"),
     "mamba2_hybrid": ("model.families.mamba2_hybrid.read", "key_layouts"),
+    "jamba": ("model.families.jamba.read", "key_layouts"),
 }
 #: What a folder of the package ``peft`` calls its tensors.
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")

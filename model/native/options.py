@@ -14,6 +14,7 @@ from model.attention import spec_of
 from model.attention.specs import key_dim
 from model.config import ModelConfig
 from model.families.arwkv7.config import Arwkv7Config
+from model.families.jamba.config import JambaConfig
 from model.families.lfm2.config import Lfm2Config
 from model.families.lfm3.config import Lfm3Config
 from model.families.llama.config import FARS, LlamaConfig
@@ -204,6 +205,16 @@ def mamba2_hybrid_options(config: Mamba2HybridConfig, layout: StateLayout) -> Op
         "embedding_scale": config.embedding_scale,
         "residual_scale": config.residual_scale,
         "attention_scale": config.attention_scale,
+    }
+
+
+def jamba_options(config: JambaConfig, layout: StateLayout) -> Options:
+    """Of `model.families.jamba`."""
+    return {
+        **mamba_options(config.mamba, layout),
+        **_bounded_options(config, layout),
+        "family": "jamba",
+        "rotary_dim": 0,
     }
 
 

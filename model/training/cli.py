@@ -97,7 +97,7 @@ def train_command(
         str,
         typer.Option(
             help="Architecture: everstream, rwkv7, mamba2, mamba, arwkv7, qwen35, lfm2, lfm3,"
-            " mamba2_hybrid, or gated_deltanet, which is everstream with --attention delta."
+            " mamba2_hybrid, jamba, or gated_deltanet, which is everstream with --attention delta."
         ),
     ] = "everstream",
     attention: Annotated[

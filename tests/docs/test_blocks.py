@@ -36,6 +36,7 @@ RUN = {
     },
     "docs/background/mechanisms.md": {"everstream": MODELS},
     "docs/models/arwkv.md": {"everstream": MODELS},
+    "docs/models/jamba.md": {"everstream": MODELS},
     "docs/models/lfm2.md": {"everstream": MODELS},
     "docs/models/lfm3.md": {"everstream": MODELS},
     "docs/models/llama.md": {"everstream": MODELS},

@@ -44,6 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_hybrid(folder / "qwen3.5.gguf", "qwen35-wide", fill=vocabulary("qwen35-wide"))
     write_hybrid(folder / "lfm2.gguf", "lfm2-wide", fill=vocabulary("lfm2-wide"))
     write_hybrid(folder / "granite.gguf", "granite-wide", fill=vocabulary("granite-wide"))
+    write_hybrid(folder / "jamba.gguf", "jamba-wide", fill=vocabulary("jamba-wide"))
     write_hybrid(folder / "smollm2.gguf", "llama-wide", fill=vocabulary("llama-wide"))
     shape = arwkv7.SHAPES["plain"]
     tensors = arwkv7.gguf_tensors(shape, arwkv7.published(shape))

@@ -48,6 +48,7 @@ ATTENTIONS = [
     "qwen35-slide",
     "lfm3",
     "mamba2_hybrid",
+    "jamba",
     "llama-windows",
     *([CHOSEN] if chosen_model() else []),
 ]

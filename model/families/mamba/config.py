@@ -97,18 +97,28 @@ class MambaConfig(JsonConfig):
         return {name: getattr(self, name) for name in OPTIONS}
 
     def layer_states(self) -> Sequence[dict[str, TensorSpec]]:
+        """See `mixer_state`."""
+        return [self.mixer_state()] * self.num_hidden_layers
+
+    def mixer_state(self) -> dict[str, TensorSpec]:
         """The inputs before the convolution, oldest first [W - 1, d], and S [N, d]."""
         inner = self.inner_size
-        layer = {
+        return {
             "conv": TensorSpec((self.conv_size - 1, inner)),
             "S": TensorSpec((self.state_size, inner), is_sum=True),
         }
-        return [layer] * self.num_hidden_layers
 
     def weight_shapes(self) -> dict[str, Shape]:
-        """Rows of ``in`` are x and z, those of ``x`` dt, B and C."""
+        """See `model.architectures.config.Config`."""
+        return decoder_shapes(self, [self.mixer_shapes()] * self.num_hidden_layers, self.tied)
+
+    def mixer_shapes(self, norm_weights: bool = False) -> dict[str, Shape]:
+        """The weights of a layer's mixer. Rows of ``in`` are x and z, those of ``x`` dt, B and C.
+
+        ``norm_weights``: whether the norms of dt, B and C have weights, as in hybrids.
+        """
         inner, state = self.inner_size, self.state_size
-        mixer: dict[str, Shape] = {
+        shapes: dict[str, Shape] = {
             "in.weight": (2 * inner, self.hidden_size),
             "conv": (inner, self.conv_size),
             "conv_bias": (inner,),
@@ -119,7 +129,10 @@ class MambaConfig(JsonConfig):
             "D": (inner,),
             "out.weight": (self.hidden_size, inner),
         }
-        return decoder_shapes(self, [mixer] * self.num_hidden_layers, self.tied)
+        if norm_weights:
+            sizes = {"dt": self.dt_rank, "b": state, "c": state}
+            shapes |= {f"{part}_norm.weight": (size,) for part, size in sizes.items()}
+        return shapes
 
     def fixed_weights(self) -> frozenset[str]:
         return frozenset()

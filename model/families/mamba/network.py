@@ -29,12 +29,17 @@ from model.ops.recurrence import decayed
 
 #: A new model's Delta lies between these, evenly on a log scale.
 DELTAS = (1e-3, 1e-1)
+#: Of dt, B and C, where they have weights.
+NORMS = ("dt_norm", "b_norm", "c_norm")
 
 
 class MambaMixer(Mixer):
-    """The state is ``conv`` [B, W - 1, d] and ``S`` [B, N, d]."""
+    """The state is ``conv`` [B, W - 1, d] and ``S`` [B, N, d].
 
-    def __init__(self, config: MambaConfig) -> None:
+    ``norm_weights``: whether the norms of dt, B and C, which a config may have, have weights.
+    """
+
+    def __init__(self, config: MambaConfig, norm_weights: bool = False) -> None:
         super().__init__()
         inner, state = config.inner_size, config.state_size
         self.parts = (config.dt_rank, state, state)
@@ -47,6 +52,8 @@ class MambaMixer(Mixer):
         self.dt = nn.Linear(config.dt_rank, inner)
         self.A_log = nn.Parameter(torch.empty(inner, state))
         self.D = nn.Parameter(torch.empty(inner))
+        for name, size in zip(NORMS, self.parts, strict=True):
+            self.add_module(name, nn.RMSNorm(size, self.mixer_eps) if norm_weights else None)
         self.out = nn.Linear(inner, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
@@ -58,7 +65,7 @@ class MambaMixer(Mixer):
         else:
             mixed, conv = convolution_chunk(mixed, self.conv.to(mixed.dtype), state["conv"])
         mixed = F.silu(mixed + self.conv_bias).to(x.dtype)
-        dt, b, c = (self._normed(part) for part in self.x(mixed).split(self.parts, dim=-1))
+        dt, b, c = map(self._normed, NORMS, self.x(mixed).split(self.parts, dim=-1))
         # softplus, which rounds differently at the end of a vector loop
         delta = -F.logsigmoid(-self.dt(dt).float())
         values = mixed.float()
@@ -66,10 +73,12 @@ class MambaMixer(Mixer):
         y = (y + self.D.float() * values) * F.silu(z.float())
         return self.out(y.to(x.dtype)), {"conv": conv, "S": s}
 
-    def _normed(self, x: Tensor) -> Tensor:
+    def _normed(self, name: str, x: Tensor) -> Tensor:
         if self.mixer_eps is None:
             return x
-        return F.rms_norm(x.float(), x.shape[-1:], eps=self.mixer_eps).to(x.dtype)
+        norm = getattr(self, name)
+        weight = None if norm is None else norm.weight.float()
+        return F.rms_norm(x.float(), x.shape[-1:], weight, self.mixer_eps).to(x.dtype)
 
     def _scan(
         self, x: Tensor, delta: Tensor, b: Tensor, c: Tensor, state: Tensor

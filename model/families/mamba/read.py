@@ -192,7 +192,7 @@ def read_mamba(source: ForeignConfig, weights: Weights) -> tuple[MambaConfig, Re
         inner_size=source.integer("intermediate_size", inner),
         state_size=source.integer("state_size", 16),
         conv_size=source.integer("conv_kernel", 4),
-        dt_rank=_rank(source, "time_step_rank", width),
+        dt_rank=rank(source, "time_step_rank", width),
         norm_eps=source.number("layer_norm_epsilon", NORM_EPS),
         mixer_norm=is_falcon,
         mixer_norm_eps=source.number("mixer_rms_eps", 1e-6) if is_falcon else 1e-6,
@@ -301,7 +301,7 @@ def _mamba(mixer: ForeignConfig, inner: int, both: dict[str, Any]) -> MambaConfi
         **both,
         inner_size=inner,
         state_size=mixer.integer("d_state", 16),
-        dt_rank=_rank(mixer, "dt_rank", both["hidden_size"]),
+        dt_rank=rank(mixer, "dt_rank", both["hidden_size"]),
     )
 
 
@@ -323,7 +323,7 @@ def _mamba2(mixer: ForeignConfig, inner: int, both: dict[str, Any]) -> Mamba2Con
     )
 
 
-def _rank(source: ForeignConfig, name: str, width: int) -> int:
+def rank(source: ForeignConfig, name: str, width: int) -> int:
     """A sixteenth of the width, where the file does not say it or says "auto"."""
     value = source.anything(name)
     value = math.ceil(width / 16) if value in (None, "auto") else value

@@ -35,7 +35,7 @@ def _of_mixer(names: MambaNames, prefix: str) -> dict[str, Part]:
     }
 
 
-#: Of Mamba-2, in folders and in GGUF, and of attention.
+#: Of Mamba, the first or the second, in folders and in GGUF, and of attention.
 FOLDER_MAMBA = _of_mixer(folder_names(()), _MIXER)
 GGUF_MAMBA = _of_mixer(GGUF, "")
 FOLDER_ATTENTION = {f"{ours}.weight": weight(f"{ours}_proj") for ours in "qkv"}
@@ -76,7 +76,8 @@ class Multipliers:
     mlp: tuple[float, ...] = (1.0,) * 2
 
 
-def _inside(prefix: str, parts: Mapping[str, Part]) -> dict[str, Part]:
+def inside(prefix: str, parts: Mapping[str, Part]) -> dict[str, Part]:
+    """``parts`` whose keys begin with ``prefix``."""
     return {ours: replace(part, keys=(f"{prefix}.{part.keys[0]}",)) for ours, part in parts.items()}
 
 
@@ -96,8 +97,8 @@ def granite_names(logits_scaling: float) -> Mamba2HybridNames:
             "mlp.up.weight": weight("shared_mlp.input_linear", "second_half"),
             "mlp.down.weight": weight("shared_mlp.output_linear"),
         },
-        attention=_inside("self_attn", FOLDER_ATTENTION),
-        other=_inside("mamba", FOLDER_MAMBA),
+        attention=inside("self_attn", FOLDER_ATTENTION),
+        other=inside("mamba", FOLDER_MAMBA),
     )
 
 
@@ -111,8 +112,8 @@ def nemotron_names(prefix: str) -> Mamba2HybridNames:
         },
         block=f"{prefix}.layers.{{}}",
         both={"mixer_norm.weight": weight("norm")},
-        attention=_inside("mixer", FOLDER_ATTENTION),
-        other=_inside("mixer", FOLDER_MAMBA),
+        attention=inside("mixer", FOLDER_ATTENTION),
+        other=inside("mixer", FOLDER_MAMBA),
         mlp={f"{name}.weight": weight(f"mixer.{name}_proj") for name in ("up", "down")},
     )
 
@@ -150,8 +151,8 @@ def falcon_names(config: Mamba2HybridConfig, by: Multipliers) -> Mamba2HybridNam
             "mlp.up.weight": weight("feed_forward.up_proj"),
             "mlp.down.weight": Part(("feed_forward.down_proj.weight",), factor=down),
         },
-        attention=_inside("self_attn", attention),
-        other=_inside("mamba", other),
+        attention=inside("self_attn", attention),
+        other=inside("mamba", other),
     )
 
 
@@ -263,7 +264,7 @@ def _granite(source: ForeignConfig) -> Mamba2HybridConfig:
     source.choice("normalization_function", "rmsnorm")
     source.choice("mamba_d_ssm", None)
     has_positions = source.choice("position_embedding_type", None, "nope", "rope") == "rope"
-    kinds = _kinds(source, "mamba", "attention")
+    kinds = kinds_of_layers(source, "mamba", "attention")
     shared = _shared(source, kinds, has_positions)
     return Mamba2HybridConfig(
         **shared,
@@ -286,7 +287,7 @@ def _nemotron(source: ForeignConfig) -> Mamba2HybridConfig:
     for name in ("mlp_bias", "use_bias", "mamba_proj_bias"):
         source.choice(name, False)
     source.choice("use_conv_bias", True)
-    kinds = _kinds(source, "mamba", "attention", "mlp")
+    kinds = kinds_of_layers(source, "mamba", "attention", "mlp")
     if "mlp" not in kinds:
         raise ConfigError(f"{source.family}: layers_block_type must have a layer that is an mlp")
     shared = _shared(source, kinds, False, "relu2")
@@ -403,8 +404,8 @@ def _kinds_in(found: Any) -> list[str]:
     return [KINDS.get(str(kind), "") for kind in (found if isinstance(found, list) else str(found))]
 
 
-def _kinds(source: ForeignConfig, *known: str) -> list[str]:
-    """What each layer is, of ``known``; a Mamba-2 where no field of `PATTERNS` says it."""
+def kinds_of_layers(source: ForeignConfig, *known: str) -> list[str]:
+    """What each layer is, of ``known``; a Mamba where no field of `PATTERNS` says it."""
     present = [name for name in PATTERNS if name in source]
     if not present:
         return ["mamba"] * source.num_layers("num_hidden_layers")

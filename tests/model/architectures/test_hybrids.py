@@ -15,6 +15,7 @@ from model.architectures import config_from_dict
 from model.architectures.decoder import Decoder
 from model.architectures.hybrid import with_past
 from model.architectures.network import ModelState, model_of
+from model.families.jamba.config import JambaConfig
 from model.families.lfm2.config import Lfm2Config
 from model.families.llama.config import LayerPlan, LlamaConfig
 from model.families.mamba2_hybrid.config import Mamba2HybridConfig
@@ -69,7 +70,7 @@ def their_state(layer: Any, found: dict[str, Tensor], name: str) -> dict[str, Te
     state |= {"conv": layer.conv_states[0][..., -found["conv"].shape[1] :].transpose(1, 2)}
     if "S" in found:
         sums = layer.recurrent_states[0]
-        is_mamba = isinstance(HYBRIDS[name].config, Mamba2HybridConfig)
+        is_mamba = isinstance(HYBRIDS[name].config, Mamba2HybridConfig | JambaConfig)
         state["S"] = sums.transpose(-1, -2) if is_mamba else sums
     return state
 
@@ -191,7 +192,7 @@ def test_config_survives_its_json_form(name: str) -> None:
     assert config_from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
-@pytest.mark.parametrize("cls", [Qwen35Config, Lfm2Config, Mamba2HybridConfig])
+@pytest.mark.parametrize("cls", [Qwen35Config, Lfm2Config, Mamba2HybridConfig, JambaConfig])
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -213,7 +214,9 @@ def test_config_survives_its_json_form(name: str) -> None:
     ],
 )
 def test_config_names_the_field(
-    cls: type[Qwen35Config | Lfm2Config | Mamba2HybridConfig], values: dict[str, Any], message: str
+    cls: type[Qwen35Config | Lfm2Config | Mamba2HybridConfig | JambaConfig],
+    values: dict[str, Any],
+    message: str,
 ) -> None:
     sizes = {"vocab_size": 99, "num_hidden_layers": 16, "attention_layers": [3]}
     sizes |= {"num_attention_heads": 16, "model_type": cls.model_type}

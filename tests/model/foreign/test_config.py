@@ -102,6 +102,6 @@ def test_family_that_is_not_served_is_told_what_is(tmp_path: Path, family: str) 
         read_config(tmp_path)
     assert str(refused.value) == (
         f"config.json: {family[:80]} models are not supported; docs/start/models.md has what is"
-        " served (rwkv7, qwen35, lfm2, lfm3, llama, mamba, mamba2, mamba2_hybrid, arwkv7),"
-        " docs/contribute/convert.md the rest"
+        " served (rwkv7, qwen35, lfm2, lfm3, llama, mamba, mamba2, mamba2_hybrid, jamba,"
+        " arwkv7), docs/contribute/convert.md the rest"
     )

@@ -32,6 +32,7 @@ from tests.hybrid_gguf import write_hybrid
 from tests.hybrids import randomise, theirs
 from tests.model.foreign.conftest import tokens
 from tests.model.foreign.test_hybrids import lfm2_model, multimodal, text_model
+from tests.model.foreign.test_jamba import jamba_model
 from tests.model.foreign.test_lfm3 import FLOAT16_STEP
 from tests.model.foreign.test_lfm3 import built as lfm3_model
 from tests.model.foreign.test_llama import llama
@@ -51,6 +52,7 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": lambda: llama(attention_bias=True),
     "llama-tied": lambda: llama(tie_word_embeddings=True, num_key_value_heads=2),
     "granite": granite_model,
+    "jamba": jamba_model,
     "nemotron": nemotron_model,
     "mamba": lambda: copy.deepcopy(mamba.theirs("first")),
     "mamba2": lambda: copy.deepcopy(mamba.theirs("odd")),

@@ -38,12 +38,12 @@ ROUNDED_TOLERANCE = {"BF16": 0.05, "Q8_0": 0.15}
 #: length of a prompt after which no two ids come so near that rounding decides.
 SERVED = {"qwen35-wide": 44, "qwen35-triple": 42, "lfm2-wide": 36}
 SERVED |= {"granite-wide": 44, "nemotron-wide": 44, "falcon-wide": 44}
-SERVED |= {"llama-wide": 44, "qwen2-wide": 44, "qwen3-wide": 44}
+SERVED |= {"jamba-wide": 44, "llama-wide": 44, "qwen2-wide": 44, "qwen3-wide": 44}
 #: In whose files some weights are those of the folder times its multipliers.
 MULTIPLIED = [name for name, hybrid in HYBRIDS.items() if hybrid.family == "falcon_h1"]
 #: Of which llama.cpp has files with the folder's own numbers: of LFM3 it has none.
 ALIKE = [name for name in HYBRIDS if name not in MULTIPLIED and HYBRIDS[name].family != "lfm3"]
-QWEN, LFM2, GRANITE = "qwen35-triple", "lfm2-wide", "granite-wide"
+QWEN, LFM2, GRANITE, JAMBA = "qwen35-triple", "lfm2-wide", "granite-wide", "jamba-wide"
 
 
 @pytest.fixture
@@ -110,7 +110,8 @@ def test_file_with_multiplied_weights_is_the_model_of_the_folder(name: str, path
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen35-unequal", "qwen35-triple", "qwen35-equal", "lfm2-odd", "granite-odd"]
+    "name",
+    ["qwen35-unequal", "qwen35-triple", "qwen35-equal", "lfm2-odd", "granite-odd", "jamba-odd"],
 )
 def test_rows_are_those_of_the_whole(name: str, path: Path) -> None:
     weights = load(write_hybrid(path, name))
@@ -197,10 +198,10 @@ def test_text_begins_with_what_separates_texts(path: Path) -> None:
 
 
 def test_file_is_served_with_the_tokenizer_inside(path: Path) -> None:
-    for name in (QWEN, LFM2, GRANITE):
+    for name in (QWEN, LFM2, GRANITE, JAMBA):
         write_hybrid(path, name, fill=byte_level_vocabulary(tiny_tokenizer(), 330))
         checkpoint = load_checkpoint(path)
-        assert checkpoint.config.attention in ("qwen35", "lfm2", "mamba2_hybrid")
+        assert checkpoint.config.attention in ("qwen35", "lfm2", "mamba2_hybrid", "jamba")
         assert checkpoint.tokenizer.encode("Once upon") == tiny_tokenizer().encode("Once upon")
 
 
@@ -232,6 +233,10 @@ def test_file_is_served_with_the_tokenizer_inside(path: Path) -> None:
         (GRANITE, {"rope.scaling.finetuned": 2}, "rope.scaling.finetuned must be a boolean, not 2"),
         (GRANITE, {"rope.scaling.type": "yarn"}, r"unknown field 'rope\.scaling\.type'"),
         (GRANITE, {"ssm.group_count": 3}, "num_groups must divide 8 heads, not 3"),
+        (JAMBA, {"expert_count": 16}, "expert_count is not supported: only the dense ones of"),
+        (JAMBA, {"ssm.inner_size": None}, r"ssm\.inner_size is missing"),
+        (JAMBA, {"ssm.dt_b_c_rms": True}, r"unknown field 'ssm\.dt_b_c_rms'"),
+        (JAMBA, {"ssm.state_size": 15}, r"ssm_x\.weight is \[64, 128\], wanted \[62, 128\]"),
         ("nemotron-odd", {"feed_forward_length": 37}, "feed_forward_length must be one number in"),
         ("nemotron-odd", {"feed_forward_length": [0, 37, 0, 0, 38]}, "must be one number in some"),
         ("nemotron-odd", {"rope.scaling.finetuned": True}, "finetuned True is not supported"),
@@ -260,6 +265,7 @@ def test_metadata_beyond_ours_is_refused_by_name(
         (QWEN, lambda t: t.update(side=np.ones(3, np.float32)), "an unknown key 'side'"),
         (LFM2, lambda t: t.pop("token_embd_norm.weight"), r"lacks key 'token_embd_norm\.weight'"),
         (LFM2, lambda t: t.update(side=np.ones(3, np.float32)), "an unknown key 'side'"),
+        (JAMBA, lambda t: t.pop("blk.0.ssm_b_norm.weight"), r"lacks key 'blk\.0\.ssm_b_norm\.w"),
     ],
 )
 def test_tensors_that_do_not_fit_are_named(

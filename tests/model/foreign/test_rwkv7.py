@@ -255,7 +255,7 @@ def test_other_names_of_the_fields_are_read(folder: Path) -> None:
         {**fla_config(SHAPE), "attn": {"layers": [1]}},
         {"d_model": 64, "n_layer": 2, "attn_layer_idx": [1], "ssm_cfg": {"layer": "Mamba2"}},
         *({"model_type": name} for name in ("qwen3_next", "kimi_linear", "minimax")),
-        *({"model_type": name} for name in ("bamba", "jamba", "zamba2")),
+        *({"model_type": name} for name in ("bamba", "zamba", "zamba2")),
         {"model_type": "plamo2"},
     ],
 )
@@ -280,7 +280,7 @@ def test_missing_key_of_a_folder_is_named(folder: Path) -> None:
     ("model_type", "reason"),
     [
         ("qwen3_next", "some of its layers are attention, whose state grows with the text"),
-        ("jamba", "some of its layers are attention"),
+        ("bamba", "some of its layers are attention"),
         ("rwkv6", "of this family only RWKV-7 is"),
         ("hgrn2", "its keys are what its forget gates leave"),
         ("kda", "of fla, gla, retnet, linear_attn, gated_deltanet, delta_net"),

@@ -387,7 +387,7 @@ GROWS = "models are not supported: some of its layers are attention, whose state
     [
         *((name, f"{name} {GROWS}") for name in ("qwen3next", "zamba2")),
         *((name, f"{name} {GROWS}") for name in ("kimi-linear", "kimi-k3", "plamo2")),
-        *((name, f"{name} {GROWS}") for name in ("minimax-01", "jamba")),
+        *((name, f"{name} {GROWS}") for name in ("minimax-01", "bamba")),
         ("qwen35moe", "qwen35moe models are not supported: only the dense ones of this family"),
         ("nemotron_h_moe", "nemotron_h_moe models are not supported: only the dense ones of this"),
         ("lfm2moe", "lfm2moe models are not supported: only the dense ones of this family are"),

@@ -115,10 +115,10 @@ def test_one_of_several_files_has_to_be_chosen(everstream: Commands, hub: Hub) -
 def test_what_a_repository_lacks_is_said(everstream: Commands, hub: Hub) -> None:
     hub.repositories["owner/text"] = Repository({"README.md": b"x"})
     hub.repositories["owner/bert"] = Repository(
-        {"config.json": b'{"model_type": "jamba"}', "model.safetensors": bytes(9999)}
+        {"config.json": b'{"model_type": "bamba"}', "model.safetensors": bytes(9999)}
     )
     assert "has no model that can be loaded" in everstream.refused("pull", "owner/text")
-    assert "jamba models are not supported" in everstream.refused("pull", "owner/bert")
+    assert "bamba models are not supported" in everstream.refused("pull", "owner/bert")
     assert [path for path, _ in hub.gets()] == ["config.json"]
 
 

@@ -44,7 +44,7 @@ def of_another_model(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message", "reads_header"),
     [
-        (lambda f: edit_json(f, "config.json", model_type="jamba"), "jamba models", False),
+        (lambda f: edit_json(f, "config.json", model_type="bamba"), "bamba models", False),
         (lambda f: edit_json(f, "config.json", hidden_size=64), "hidden_size is 64", True),
         (lambda f: edit_json(f, "tokenizer.json", model={"type": "WordLevel"}), "tokenizer", False),
         (lambda f: (f / "tokenizer.json").unlink(), "there is no tokenizer.json or rwkv", False),

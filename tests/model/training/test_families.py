@@ -181,6 +181,7 @@ def test_command_trains_a_mamba2(corpus: Path, tmp_path: Path) -> None:
         ("lfm2", {}, (2,), False),
         ("mamba2_hybrid", {"attention_layers": [1], "mamba_layers": [0, 1]}, (1,), False),
         ("mamba2_hybrid", {"mamba_layers": [0, 1, 2, 3]}, (), True),
+        ("jamba", {"attention_layers": [1], "inner_size": 32, "dt_rank": 4}, (1,), False),
         ("lfm3", {"window_layers": [1], "window": 8}, (2,), False),
         ("lfm3", {"attention_layers": [0, 3], "window": 8}, (0, 3), False),
     ],

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model.architectures.hybrid import BoundedConfig, with_past
+from model.families.jamba.config import JambaConfig
 from model.families.lfm2.config import Lfm2Config
 from model.families.lfm3.config import Lfm3Config
 from model.families.llama.config import LayerPlan, LlamaConfig
@@ -166,6 +167,26 @@ CONFIGS: dict[str, BoundedConfig] = {
         num_groups=2,
         mixer_norm=False,
         embedding_scale=0.5,
+    ),
+    "jamba": JambaConfig(
+        **_QWEN35,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=10,
+        inner_size=45,
+        state_size=7,
+        dt_rank=5,
+        tied=False,
+    ),
+    "jamba-square": JambaConfig(
+        **{**_QWEN35, "hidden_size": 64, "attention_layers": (0,)},
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=32,
+        inner_size=128,
+        state_size=16,
+        dt_rank=32,
+        conv_size=2,
     ),
     "llama": LlamaConfig(
         **_LLAMA,

@@ -41,7 +41,7 @@ MAMBA = {"mamba2": "odd", "mamba2_grouped": "grouped", "mamba": "first", "falcon
 SERVED = [
     *NAMES,
     *("rwkv7", "arwkv7", "qwen35", "lfm2", "lfm3", "llama", "llama-windows"),
-    *("granite", "nemotron", "falcon-h1", *MAMBA),
+    *("granite", "nemotron", "falcon-h1", "jamba", *MAMBA),
 ]
 #: The end of a name of those with sums in their states: these are in bfloat16.
 ROUNDED = "+bfloat16"

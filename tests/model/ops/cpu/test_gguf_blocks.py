@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from model.architectures.config import Config
+from model.families.jamba.config import JambaConfig
 from model.families.lfm2.config import Lfm2Config
 from model.families.mamba.config import Mamba2Config, MambaConfig
 from model.families.mamba2_hybrid.config import Mamba2HybridConfig
@@ -77,6 +78,13 @@ def mamba_hybrid() -> Drawn:
     return config, drawn_for(config)
 
 
+def jamba() -> Drawn:
+    config = config_of("jamba")
+    assert isinstance(config, JambaConfig)
+    config = replace(config, hidden_size=256, intermediate_size=512, inner_size=512, dt_rank=32)
+    return config, drawn_for(config)
+
+
 FAMILIES: dict[str, Callable[[], Drawn]] = {
     "gated": own,
     "rwkv7": time_mix,
@@ -86,6 +94,7 @@ FAMILIES: dict[str, Callable[[], Drawn]] = {
     "qwen35": qwen,
     "lfm2": lfm,
     "mamba2_hybrid": mamba_hybrid,
+    "jamba": jamba,
 }
 #: Matrices that the files have in more bits, as those of Q4_K_M do.
 OTHERS = ("embedding.weight", ".value.weight", ".out.weight", ".v.weight")

@@ -1,9 +1,8 @@
 // Mamba-1 models; the names of weights are those of model/families/mamba.
-#include <algorithm>
-#include <cmath>
+#include "families/mamba/mamba1_builder.h"
 
-#include "runtime/family.h"
-#include "families/mamba/mamba1_model.h"
+#include <cmath>
+#include <stdexcept>
 
 namespace everstream {
 
@@ -19,46 +18,64 @@ const float* rates(Packer& packer, const Weight& log) {
     return rates;
 }
 
-void read_layer(MambaLayer& l, const Options& o, Packer& p, Precision precision, int index) {
-    const std::string block = "blocks." + std::to_string(index) + ".", mixer = block + "mixer.";
-    l.norm = p.norm(block + "mixer_norm");
-    l.in = p.pack({mixer + "in"}, precision);
-    l.conv = p.transposed(p.weight(mixer + "conv"), 1);
-    l.conv_bias = p.vector(mixer + "conv_bias");
-    l.x = p.pack({mixer + "x"}, precision);
-    l.dt = p.pack({mixer + "dt"}, precision);
-    l.rate = rates(p, p.weight(mixer + "A_log"));
-    l.skip = p.vector(mixer + "D");
-    l.out = p.pack({mixer + "out"}, precision);
-    l.ring = o.state(index, "conv");
-    l.S = o.state(index, "S");
+}  // namespace
+
+Mamba1Mixers read_mamba1_sizes(const Options& options) {
+    Mamba1Mixers m;
+    m.inner = options.integer("inner_size");
+    m.state_size = options.integer("state_size");
+    m.conv_size = options.integer("conv_size");
+    m.rank = options.integer("dt_rank");
+    m.norm_eps = float(options.number("mixer_eps"));
+    return m;
 }
 
+Mamba1Mixer read_mamba1_mixer(
+    const Mamba1Mixers& mixers, const Options& o, Packer& p, Precision precision, int layer,
+    const std::string& name) {
+    Mamba1Mixer l;
+    l.in = p.pack({name + "in"}, precision);
+    if (l.in.n != 2 * mixers.inner)
+        throw std::invalid_argument("weight '" + name + "in.weight' has another shape");
+    l.conv = p.transposed(p.weight(name + "conv"), 1);
+    l.conv_bias = p.vector(name + "conv_bias");
+    l.x = p.pack({name + "x"}, precision);
+    if (p.has(name + "dt_norm.weight")) {
+        l.dt_norm = p.vector(name + "dt_norm.weight");
+        l.b_norm = p.vector(name + "b_norm.weight");
+        l.c_norm = p.vector(name + "c_norm.weight");
+    }
+    l.dt = p.pack({name + "dt"}, precision);
+    l.rate = rates(p, p.weight(name + "A_log"));
+    l.skip = p.vector(name + "D");
+    l.out = p.pack({name + "out"}, precision);
+    l.ring = o.state(layer, "conv");
+    l.S = o.state(layer, "S");
+    return l;
+}
+
+namespace {
+
 std::shared_ptr<const Model> build_mamba(const Options& o, Packer& packer, Precision precision) {
-    MambaModel m;
+    Mamba1Model m;
     read_beginning(m, o, packer, precision);
-    m.inner = o.integer("inner_size");
-    m.state_size = o.integer("state_size");
-    m.conv_size = o.integer("conv_size");
-    m.rank = o.integer("dt_rank");
-    m.mixer_eps = float(o.number("mixer_eps"));
-    MambaLayer* layers = packer.arena.make<MambaLayer>(m.num_layers);
-    for (int i = 0; i < m.num_layers; i++) read_layer(layers[i], o, packer, precision, i);
-    m.layers = layers;
+    m.mixers = read_mamba1_sizes(o);
+    Mamba1Mixer* layers = packer.arena.make<Mamba1Mixer>(m.num_layers);
+    Norm* norms = packer.arena.make<Norm>(m.num_layers);
+    for (int i = 0; i < m.num_layers; i++) {
+        const std::string block = "blocks." + std::to_string(i) + ".";
+        norms[i] = packer.norm(block + "mixer_norm");
+        layers[i] = read_mamba1_mixer(m.mixers, o, packer, precision, i, block + "mixer.");
+    }
+    m.mixers.layers = layers;
+    m.norms = norms;
     read_end(m, packer);
-    return std::make_shared<MambaModel>(m);
+    return std::make_shared<Mamba1Model>(m);
 }
 
 void set_strides(const Model& model, Strides& s) {
-    const auto& m = static_cast<const MambaModel&>(model);
-    using B = MambaBuffers;
-    static_assert(B::num <= MAX_BUFFERS);
-    set_buffer(s, B::projected, padded_stride(2 * m.inner));
-    set_buffer(s, B::selected, padded_stride(m.rank + 2 * m.state_size));
-    set_buffer(s, B::delta, padded_stride(m.inner));
-    set_buffer(s, B::y, padded_stride(m.inner));
-    s.widest = std::max({s.x, s.buffers[B::projected], s.buffers[B::selected]});
-    s.prepared = s.widest;
+    static_assert(Mamba1Buffers::num <= MAX_BUFFERS);
+    set_mamba1_strides<Mamba1Buffers>(static_cast<const Mamba1Model&>(model).mixers, s);
 }
 
 }  // namespace

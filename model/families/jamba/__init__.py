@@ -1,0 +1,1 @@
+"""Jamba, dense: Mamba-1 and attention in turn."""
