@@ -259,6 +259,12 @@ def test_config_of_a_hybrid_over_mamba2_names_the_field(
         Mamba2HybridConfig(99, **values)
 
 
+@pytest.mark.parametrize("name", ["inner_size", "state_size", "dt_rank"])
+def test_config_of_a_jamba_names_the_field(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be a positive integer, not 0"):
+        JambaConfig(99, **{name: 0})  # type: ignore[arg-type]
+
+
 def test_layers_of_mamba2_are_those_without_attention() -> None:
     some = Mamba2HybridConfig(99, num_hidden_layers=4, attention_layers=(1,))
     assert some.is_mamba == [True, False, True, True] and some.ends_with_mlp
