@@ -19,7 +19,7 @@ from benchmarks.decode.roofline import ITEM_BYTES, Cost, runtime_dtype
 from model.architectures.hybrid import HybridConfig, with_past
 from model.checkpoint import load_checkpoint
 from model.families.lfm2 import read as lfm2_read
-from model.families.qwen35 import gguf as qwen35_gguf
+from model.families.qwen35 import read as qwen35_read
 from model.native.runtime import Runtime
 from model.weights import Weights, num_parameters
 from model.weights.gguf_file import GgufFile
@@ -51,7 +51,7 @@ class HybridFromFile(Native):
 
     def make_runtime(self, point: Point) -> Runtime:
         file = hybrids.file_of(self.folder, point.size, point.dtype)
-        read = qwen35_gguf.read_gguf if point.size.startswith("qwen35") else lfm2_read.read_gguf
+        read = qwen35_read.read_gguf if point.size.startswith("qwen35") else lfm2_read.read_gguf
         config: HybridConfig
         weights: Weights
         config, weights = read(GgufFile(file), file.name)

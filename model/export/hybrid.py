@@ -34,8 +34,7 @@ from model.families.lfm3 import read as lfm3_read
 from model.families.lfm3.config import Lfm3Config
 from model.families.qwen35 import read as qwen35_read
 from model.families.qwen35.config import Qwen35Config, Qwen35MtpConfig
-from model.families.qwen35.gguf import CHANNELS, COLUMNS, HEADS
-from model.families.qwen35.read import folder_names, mtp_names
+from model.families.qwen35.read import CHANNELS, COLUMNS, HEADS, folder_names, mtp_names
 from model.weights import Array
 
 
@@ -227,7 +226,7 @@ def _add_lfm2(writer: GGUFWriter, config: Lfm2Config) -> None:
 def _in_order(
     tensors: Iterator[tuple[str, Array]], config: HybridConfig
 ) -> Iterator[tuple[str, Array]]:
-    """With value heads in the order of the file: see `model.families.qwen35.gguf`."""
+    """With value heads in the order of the file: see `model.families.qwen35.read`."""
     if not isinstance(config, Qwen35Config) or config.num_key_heads == config.num_value_heads:
         yield from tensors
         return

@@ -75,7 +75,7 @@ READERS: dict[str, tuple[str, str]] = {
 HEAD_READERS = dict.fromkeys(
     ("qwen3_5", "qwen3_5_text"), ("model.families.qwen35.read", "read_mtp")
 )
-GGUF_HEAD_READERS = {"qwen35": ("model.families.qwen35.gguf", "read_gguf_mtp")}
+GGUF_HEAD_READERS = {"qwen35": ("model.families.qwen35.read", "read_gguf_mtp")}
 
 #: The functions that look at no tensor's numbers but those of a head that is also the embedding.
 _BY_SHAPES = (
@@ -89,7 +89,7 @@ _BY_SHAPES = (
 GGUF_READERS = {
     "rwkv7": ("model.families.rwkv7.read", "read_gguf"),
     "arwkv7": ("model.families.arwkv7.read", "read_gguf"),
-    "qwen35": ("model.families.qwen35.gguf", "read_gguf"),
+    "qwen35": ("model.families.qwen35.read", "read_gguf"),
     "lfm2": ("model.families.lfm2.read", "read_gguf"),
     **dict.fromkeys(
         ("llama", "qwen2", "qwen3", "smollm3"), ("model.families.llama.read", "read_gguf")

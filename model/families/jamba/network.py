@@ -1,7 +1,7 @@
 """Jamba in torch (Lieber et al. 2024, arXiv 2403.19887), dense: ``jamba`` of transformers.
 
 A block is a mixer and a SwiGLU. The mixers are those of `model.families.mamba` and of
-`model.architectures.bounded_attention`, whose queries and keys have neither norms nor positions.
+`model.architectures.decoder`, whose queries and keys have neither norms nor positions.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from model.checkpoint import load_checkpoint
 from model.config import ConfigError
 from model.families.mamba2_hybrid.config import Mamba2HybridConfig
 from model.families.qwen35.config import Qwen35Config
-from model.families.qwen35.gguf import HeadOrder
+from model.families.qwen35.read import HeadOrder
 from model.foreign import read_gguf
 from model.weights import CheckpointError, StoredWeights
 from model.weights.gguf_file import GgufFile
