@@ -114,6 +114,8 @@ class Settings:
     tokens: int = 1_000_000
     #: Of the updates of matrices, by name; None for all weights of all matrices.
     ranks: dict[str, int] | None = field(default_factory=lambda: dict(RANKS))
+    #: What the second stage cuts rings to.
+    rings: Choice = RINGS
     batch_size: int = 1
     #: Tokens of most sequences.
     window: int = 1024
@@ -135,6 +137,7 @@ class Settings:
             "state": self.state,
             "match_tokens": self.match_tokens,
             "ranks": self.ranks or "all",
+            "rings": [self.rings.values, self.rings.shares],
             "batch_size": self.batch_size,
             "window": self.window,
             "seed": self.seed,
@@ -302,7 +305,7 @@ class Conversion:
         """Second stage: far parts and updates learn the source's distributions."""
         settings = self.settings
         lengths = Choice((settings.window, 2 * settings.window), (1 - LONG, LONG))
-        options = Options(settings.seed + 1, settings.batch_size, lengths, RINGS)
+        options = Options(settings.seed + 1, settings.batch_size, lengths, settings.rings)
         trainer = self._trainer("distil", self._student, options, settings.tokens, DECAY)
         head = self._head
         return self._train(
