@@ -57,6 +57,7 @@ FAMILIES = {
     "rwkv7": (tuple(shapes.CONFIGS), CONTENDERS),
     "qwen35": (("qwen35-0.8B",), HYBRIDS),
     "lfm2": (("lfm2-350M",), HYBRIDS),
+    "mamba2_hybrid": (("granite-4.0-h-350M", "nemotron-3-nano-4B, 14 layers"), HYBRIDS),
     "mamba2": (("mamba2 130M", "mamba2 780M"), MAMBA),
     "smollm2": ((chat.SIZE,), CHAT),
 }
@@ -65,6 +66,7 @@ FILES = {
     "rwkv7": shapes.file_of,
     "qwen35": hybrids.file_of,
     "lfm2": hybrids.file_of,
+    "mamba2_hybrid": hybrids.file_of,
     "mamba2": folders.gguf_of,
     "smollm2": chat.file_of,
 }

@@ -18,11 +18,8 @@ from benchmarks.decode.peers import PREFILL_TOKENS, Opened, Point, Steps, Unavai
 from benchmarks.decode.roofline import ITEM_BYTES, Cost, runtime_dtype
 from model.architectures.hybrid import HybridConfig, with_past
 from model.checkpoint import load_checkpoint
-from model.families.lfm2 import read as lfm2_read
-from model.families.qwen35 import read as qwen35_read
 from model.native.runtime import Runtime
-from model.weights import Weights, num_parameters
-from model.weights.gguf_file import GgufFile
+from model.weights import num_parameters
 
 #: Of its strategies on a CPU, the one for weights of this type.
 STRATEGIES = {"float32": "cpu fp32", "bfloat16": "cpu bf16"}
@@ -51,12 +48,10 @@ class HybridFromFile(Native):
 
     def make_runtime(self, point: Point) -> Runtime:
         file = hybrids.file_of(self.folder, point.size, point.dtype)
-        read = qwen35_read.read_gguf if point.size.startswith("qwen35") else lfm2_read.read_gguf
-        config: HybridConfig
-        weights: Weights
-        config, weights = read(GgufFile(file), file.name)
-        bounded = with_past(config, hybrids.CONTEXT, "stop")
-        return Runtime(bounded, weights, runtime_dtype(point.dtype), point.threads)
+        loaded = load_checkpoint(file)
+        assert isinstance(loaded.config, HybridConfig)
+        bounded = with_past(loaded.config, hybrids.CONTEXT, "stop")
+        return Runtime(bounded, loaded.weights, runtime_dtype(point.dtype), point.threads)
 
     def cost(self, item_bytes: float, rows: int, point: Point) -> Cost:
         return hybrids.step_cost(point, 2 * hybrids.position_numbers(hybrids.CONFIGS[point.size]))

@@ -1,4 +1,4 @@
-"""Qwen3.5 and LFM2 in published shapes: GGUF files of random weights, and what a step costs."""
+"""Hybrids in published shapes: GGUF files of random weights, and what a step costs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,16 @@ from benchmarks.process import make_once
 from model.architectures.hybrid import HybridConfig
 from model.families.lfm2 import read as lfm2_read
 from model.families.lfm2.config import Lfm2Config
+from model.families.mamba2_hybrid import read as mamba2_read
+from model.families.mamba2_hybrid.config import Mamba2HybridConfig
 from model.families.qwen35 import read as qwen35_read
 from model.families.qwen35.config import Qwen35Config
+from model.foreign.hybrid_names import HybridNames
 from model.state import StateLayout
 
+#: Of 42 layers of Nemotron-3-Nano-4B, so many are in a file: `M` is a Mamba-2, `*` attention, and
+#: `-` an MLP.
+NEMOTRON = "M-M-M-MM-M-M*-"
 #: Positions of a session, ours and llama.cpp's: the longest past, and what is decoded meanwhile.
 ROOM = 1024
 CONTEXT = 4096 + ROOM
@@ -32,6 +38,30 @@ CONFIGS: dict[str, HybridConfig] = {
     "lfm2-350M": Lfm2Config(
         vocab_size=65536, attention_layers=(2, 5, 8, 10, 12, 14), max_context=CONTEXT
     ),
+    "granite-4.0-h-350M": Mamba2HybridConfig(
+        vocab_size=100352,
+        attention_layers=(10, 13, 17, 27),
+        embedding_scale=12.0,
+        residual_scale=0.246,
+        attention_scale=0.015625,
+        max_context=CONTEXT,
+    ),
+    "nemotron-3-nano-4B, 14 layers": Mamba2HybridConfig(
+        vocab_size=131072,
+        hidden_size=3136,
+        num_hidden_layers=len(NEMOTRON),
+        intermediate_size=12544,
+        attention_layers=tuple(i for i, kind in enumerate(NEMOTRON) if kind == "*"),
+        mamba_layers=tuple(i for i, kind in enumerate(NEMOTRON) if kind == "M"),
+        num_attention_heads=40,
+        num_key_value_heads=8,
+        head_dim=128,
+        num_mamba_heads=96,
+        mamba_head_dim=80,
+        num_groups=8,
+        tied=False,
+        max_context=CONTEXT,
+    ),
 }
 #: Of a number of a head's S in one token: two multiplications with the decay and what is read, two
 #: read-outs and one update, each with an addition.
@@ -39,7 +69,9 @@ OPERATIONS_PER_STATE_NUMBER = 8
 #: By our types; the others are llama.cpp's, which makes those of `four_bits.KINDS` itself.
 FILE_TYPES = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 #: Tensors that stay float32, as in published files.
-WIDE = ("ssm_conv1d.weight", "shortconv.conv.weight")
+WIDE = ("ssm_conv1d.weight", "shortconv.conv.weight", "ssm_a", "ssm_d", "ssm_norm.weight")
+#: Numbers of heads of Mamba-2, which are columns.
+HEADS = ("ssm_a", "ssm_d")
 
 
 def file_of(folder: Path, size: str, dtype: str) -> Path:
@@ -50,7 +82,7 @@ def file_of(folder: Path, size: str, dtype: str) -> Path:
 
     def write(path: Path) -> None:
         config = CONFIGS[size]
-        family = config.attention
+        family = architecture(config)
         writer = GGUFWriter(path, family)
         for key, value in _fields(config).items():
             add = writer.add_array if isinstance(value, list) else _adder(writer, value)
@@ -59,11 +91,14 @@ def file_of(folder: Path, size: str, dtype: str) -> Path:
         writer.add_file_type(LlamaFileType[kind])
         _add_vocabulary(writer, config.vocab_size)
         draw = np.random.default_rng(0)
-        names = qwen35_read.GGUF if family == "qwen35" else lfm2_read.GGUF
-        parts, shapes = names.parts_of(config), config.weight_shapes()
+        parts, shapes = _names(config).parts_of(config), config.weight_shapes()
         for ours, part in parts.items():
             (key,) = part.keys
             values = _values(ours, shapes[ours], draw)
+            if key.endswith(HEADS):
+                values = values[:, None]
+            elif key.endswith("ssm_norm.weight") and isinstance(config, Mamba2HybridConfig):
+                values = values.reshape(config.num_groups, -1)
             is_wide = values.ndim != 2 or key.endswith(WIDE)
             raw = GGMLQuantizationType["F32" if is_wide else file_type]
             writer.add_tensor(key, quantize(values, raw), raw_dtype=raw)
@@ -73,6 +108,19 @@ def file_of(folder: Path, size: str, dtype: str) -> Path:
         writer.close()
 
     return make_once(folder / f"{size}-{file_type}.gguf", write)
+
+
+def architecture(config: HybridConfig) -> str:
+    """What GGUF calls the family."""
+    if isinstance(config, Mamba2HybridConfig):
+        return "granitehybrid" if config.ends_with_mlp else "nemotron_h"
+    return config.attention
+
+
+def _names(config: HybridConfig) -> HybridNames:
+    if isinstance(config, Mamba2HybridConfig):
+        return mamba2_read.gguf_names()
+    return qwen35_read.GGUF if isinstance(config, Qwen35Config) else lfm2_read.GGUF
 
 
 def _values(
@@ -102,7 +150,9 @@ def _add_vocabulary(writer: GGUFWriter, size: int) -> None:
     writer.add_eos_token_id(0)
 
 
-def _adder(writer: GGUFWriter, value: float) -> Any:
+def _adder(writer: GGUFWriter, value: Any) -> Any:
+    if isinstance(value, bool):
+        return writer.add_bool
     return writer.add_float32 if isinstance(value, float) else writer.add_uint32
 
 
@@ -124,6 +174,8 @@ def _fields(config: HybridConfig) -> dict[str, Any]:
             ],
             "shortconv.l_cache": config.conv_size,
         }
+    if isinstance(config, Mamba2HybridConfig):
+        return fields | _mamba2_fields(config)
     assert isinstance(config, Qwen35Config)
     return fields | {
         "attention.head_count_kv": config.num_key_value_heads,
@@ -137,6 +189,32 @@ def _fields(config: HybridConfig) -> dict[str, Any]:
         "ssm.group_count": config.num_key_heads,
         "ssm.time_step_rank": config.num_value_heads,
         "ssm.inner_size": config.value_channels,
+    }
+
+
+def _mamba2_fields(config: Mamba2HybridConfig) -> dict[str, Any]:
+    kinds = list(zip(config.is_attention, config.is_mamba, strict=True))
+    fields: dict[str, Any] = {
+        "vocab_size": config.vocab_size,
+        "attention.head_count_kv": [config.num_key_value_heads * kind[0] for kind in kinds],
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "rope.dimension_count": config.head_dim,
+        "rope.scaling.finetuned": False,
+        "ssm.conv_kernel": config.conv_size,
+        "ssm.state_size": config.state_size,
+        "ssm.group_count": config.num_groups,
+        "ssm.inner_size": config.mamba.inner_size,
+        "ssm.time_step_rank": config.num_mamba_heads,
+    }
+    if not config.ends_with_mlp:
+        inner = [config.intermediate_size * (not any(kind)) for kind in kinds]
+        return fields | {"feed_forward_length": inner}
+    return fields | {
+        "attention.scale": config.attention_scale,
+        "embedding_scale": config.embedding_scale,
+        "residual_scale": config.residual_scale,
+        "logit_scale": 1.0,
     }
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of Qwen3.5 and LFM2 files: its shapes, its costs, its command line."""
+"""The benchmark of hybrids' files: its shapes, its costs, its command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from model.weights import num_parameters
 
 @pytest.mark.parametrize(
     ("size", "parameters", "position_bytes"),
-    [("qwen35-0.8B", 752_393_024, 12_288), ("lfm2-350M", 354_483_968, 12_288)],
+    [
+        ("qwen35-0.8B", 752_393_024, 12_288),
+        ("lfm2-350M", 354_483_968, 12_288),
+        ("granite-4.0-h-350M", 340_332_224, 4_096),
+    ],
 )
 def test_shapes_have_the_published_parameters_and_past(
     size: str, parameters: int, position_bytes: int
