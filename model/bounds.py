@@ -48,10 +48,9 @@ def bounded(
     `ConfigError` where a bound is stated and the model can have none, or not this one.
     """
     config = checkpoint.config
-    if isinstance(config, LlamaConfig) and config.windows and bound == Bound(bound.context):
-        longest = config.longest_window if bound.context is None else bound.context
-        return replace(checkpoint, config=config.with_longest_window(longest))
     if not config.context:
+        if isinstance(config, LlamaConfig) and config.windows:
+            return _with_windows(checkpoint, config, bound)
         if bound:
             raise ConfigError(
                 f"--context and --past are for models with attention layers: the state of"
@@ -65,6 +64,22 @@ def bounded(
     elif context < MIN_CONTEXT:
         raise ConfigError(f"--context must be at least {MIN_CONTEXT}, not {context}")
     return replace(checkpoint, config=with_past(config, context, bound.past))
+
+
+def _with_windows(checkpoint: Checkpoint, config: LlamaConfig, bound: Bound) -> Checkpoint:
+    if bound.past != "stop":
+        raise ConfigError("--past is for models with a bounded past: of this one texts have no end")
+    if bound.context is None:
+        return checkpoint
+    return replace(checkpoint, config=config.with_longest_window(bound.context))
+
+
+def bound_among(config: Config, bound: Bound) -> Bound:
+    """What of ``bound`` is for a model that is served next to others."""
+    if config.context:
+        return bound
+    longest = config.longest_window if isinstance(config, LlamaConfig) else 0
+    return Bound(min(bound.context, longest)) if bound.context and longest else Bound()
 
 
 def state_memory(config: Config) -> int:

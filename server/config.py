@@ -428,7 +428,8 @@ class ServerConfig(BaseModel):
     reasoning: _Reasoning = None
 
     #: Positions that the attention layers of a model keep, if it has any; None leaves it to the
-    #: memory. At the bound texts stop, or old positions slide out.
+    #: memory. At the bound texts stop, or old positions slide out. Of a model with windows, what
+    #: the longest keeps; None leaves them as they are.
     context: int | None = Field(default=None, ge=32)
     past: Literal["stop", "slide"] = "stop"
     #: The state pool has so many slots, or so many bytes: at most one of the two is set.

@@ -45,7 +45,7 @@ Context = Annotated[
     typer.Option(
         "--context",
         min=32,
-        help="Tokens of the past that attention layers, or the longest window, keep [by memory].",
+        help="Tokens of the past that attention layers, or the longest window, keep.",
     ),
 ]
 PastMode = Annotated[

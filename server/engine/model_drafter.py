@@ -48,7 +48,8 @@ READ_TOKENS = 64
 FIRST_RATE, LEARNING_RATE = 0.6, 1 / 16
 
 #: The part of the large model's time that drafts may cost more than they give, and its steps that
-#: they may cost to begin with. So a model that is never right costs little, whatever is expected.
+#: they may cost to begin with; as many more where that part was not used before. So a model that is
+#: never right costs little, whatever is expected.
 LOSS_PART, LOSS_STEPS = 0.01, 2
 
 #: After so many tokens without drafts, because too few were right, a stream is tried again.
@@ -113,7 +114,7 @@ class ModelDrafter:
         try:
             drafts = self._proposed(live, limit, num_running)
         except Exception:  # the texts do not need it
-            logger.exception("the draft model failed; it drafts no more")
+            logger.exception("the draft model or head failed; it drafts no more")
             self.is_broken = True
             return NO_DRAFTS
         return Proposal(drafts, len(drafts), "model")
@@ -142,11 +143,12 @@ class ModelDrafter:
 
     def _count(self, reading: Reading, session: Session, num_running: int) -> None:
         """What the last guess has lost, and that the stream has taken another step."""
-        num_right, step_s = reading.compare(session), self._costs.call_s(1)
+        num_right, costs = reading.compare(session), self._costs
         if reading.guess:
-            self._lost_s += self._costs.lost_s(len(reading.guess), num_right, num_running)
+            self._lost_s += costs.lost_s(len(reading.guess), num_right, num_running)
         reading.guess = ()
-        self._lost_s = max(self._lost_s - LOSS_PART * step_s, -LOSS_STEPS * step_s)
+        self._lost_s -= LOSS_PART * costs.call_s(num_running) / num_running  # of its share
+        self._lost_s = max(self._lost_s, -LOSS_STEPS * costs.call_s(1))
 
     def _reading(self, session: Session) -> Reading:
         """The session's, which was used last now."""
@@ -173,6 +175,7 @@ class ModelDrafter:
             reading.length = session.length - len(known)
         if len(known) <= most:
             return True
+        self._lost_s += self._costs.draft_s
         self._runner.run([Feed(reading.slot, reading.length, known[:most])])
         reading.length += most
         return False
@@ -257,10 +260,14 @@ class WatchedRunner:
 
     def run(self, feeds: Sequence[Feed]) -> list[RowOutput]:
         outputs = self._runner.run(feeds)
-        end = 0
-        for feed in feeds if len(feeds) <= self._max_streams else ():
-            end += len(feed.tokens)
-            self._keep(feed, end)
+        try:
+            end = 0
+            for feed in feeds if len(feeds) <= self._max_streams else ():
+                end += len(feed.tokens)
+                self._keep(feed, end)
+        except Exception:  # the states have changed: the step must count
+            logger.exception("what a multi-token head reads was lost")
+            self._trails.clear()
         return outputs
 
     def score(self, feed: Feed, following: int, num_top: int = 0) -> list[TokenScore]:
@@ -325,6 +332,7 @@ class HeadDrafter(ModelDrafter):
             reading.first = reading.length = session.length - len(rows)
         if len(rows) <= most:
             return True
+        self._lost_s += self._costs.draft_s
         tokens = session.last(len(rows))[:most]
         self._run(reading, reading.length - reading.first, tokens, np.stack(rows[:most]))
         reading.length += most

@@ -95,9 +95,6 @@ def after(stage: Stage, event: SessionEvent) -> Stage:
 
 
 # -------------------------------------------------------------------------------------------------
-# What a session is: parts that are stored, its value, and the log entries that change it.
-
-# -------------------------------------------------------------------------------------------------
 # What the engine needs of whatever reads a grammar: where its tokens may continue.
 #
 # The engine never looks inside. A session keeps the grammar's text and the tokens

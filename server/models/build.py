@@ -12,14 +12,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from model.architectures.config import Config, has_sums
-from model.bounds import Bound, bounded, state_memory
+from model.bounds import Bound, bound_among, bounded, state_memory
 from model.bundled_models import DEFAULT_MODEL
 from model.checkpoint import Checkpoint, CheckpointError, load_checkpoint
 from model.checkpoint_files import NO_LORA, Lora
 from model.config import ConfigError
 from model.files import open_file
 from model.foreign.tuned_states import read_tuned_state
-from model.native.runtime import Runtime
+from model.native.runtime import NativeError, Runtime
 from model.state import StateLayout, kv_cache_bytes_per_token, stored_block
 from model.tensor_spec import POSITION_BLOCK
 from model.tokenizer import TokenizerError
@@ -168,7 +168,13 @@ def open_drafter(backend: Backend, draft: Backend | None = None) -> Drafter | No
     past = SuffixDrafter(costs, backend.tokenizer.token_bytes)
     if draft is not None:
         return _with_model(past, draft)
-    return past if backend.open_head is None else _with_head(past, backend.open_head())
+    if backend.open_head is None:
+        return past
+    try:
+        return _with_head(past, backend.open_head())
+    except (CheckpointError, NativeError) as error:
+        logger.info("the multi-token head is left out: %s", error)
+        return past
 
 
 def _with_model(past: SuffixDrafter, draft: Backend) -> Drafter:
@@ -257,13 +263,14 @@ MERGED_STATE = "tuned"
 class ModelBuilder:
     """Every model gets the limits of ``config`` for itself.
 
-    ``backends`` keeps the name of the backend that each version runs on, for the greeting.
+    ``has_bound`` says whether what the operator states of a bound was for any that it has read.
     """
 
     def __init__(
         self, config: ServerConfig, tracer: Tracer = OFF, shared: Shared | None = None
     ) -> None:
         self._config, self._tracer, self._shared = config, tracer, shared
+        self.has_bound = False
 
     def read(self, source: ModelSource) -> Checkpoint:
         """The checkpoint at ``source``. Raises `ModelBroken`."""
@@ -272,11 +279,27 @@ class ModelBuilder:
             is_one, dtype = len(self._config.model) == 1, self._config.state_dtype
             if dtype != "float32" and (is_one or has_sums(checkpoint.config)):
                 checkpoint = checkpoint.with_state_dtype(dtype)
-            if not checkpoint.config.context and not is_one:
-                return checkpoint  # the bound is that of others
-            return bounded(checkpoint, *_room(self._config))
+            bound, *room = _room(self._config)
+            if not is_one:
+                bound = bound_among(checkpoint.config, bound)
+            self.has_bound |= bool(bound)
+            return self._with_head(bounded(checkpoint, bound, *room))
         except (CheckpointError, ConfigError, TokenizerError, OSError) as error:
             raise ModelBroken(str(error)) from error
+
+    def _with_head(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Without its multi-token head where that cannot draft, or has no room for its states."""
+        config, head = self._config, checkpoint.head
+        if head is None:
+            return checkpoint
+        memory = config.state_memory or state_memory(checkpoint.config)
+        memory -= draft_state_bytes(head.config) + StateLayout.of(checkpoint.config).num_bytes
+        if config.backend == "torch" or config.speculation != "auto" or config.draft_model:
+            return replace(checkpoint, head=None)
+        if memory >= 0 or config.max_sessions:
+            return checkpoint
+        logger.info("the multi-token head is left out: --state-memory has no room for its states")
+        return replace(checkpoint, head=None)
 
     def build(
         self,
@@ -292,7 +315,7 @@ class ModelBuilder:
         """
         config = self._config
         draft = self._draft_model(checkpoint)
-        drafting = draft or (checkpoint.head if config.speculation == "auto" else None)
+        drafting = draft or checkpoint.head
         num_sessions = _num_sessions(
             *(source.source or source.name, checkpoint, config),
             None if drafting is None else drafting.config,
@@ -398,8 +421,7 @@ def build_models(
     for source in config.model:
         taken = {v.home.path: v.service.model.digest for v in versions if v.home}
         versions.append(builder.build(source, builder.read(source), taken, Metrics()))
-    bound = Bound(config.context, config.past) if len(versions) > 1 else Bound()
-    if bound and not any(v.service.model.context for v in versions):
+    if Bound(config.context, config.past) and not builder.has_bound:
         raise ModelBroken("--context and --past are for models with attention layers: none has any")
     if config.state_dtype != "float32" and not any(_is_rounded(v) for v in versions):
         raise ModelBroken("--state-dtype bfloat16 is for models with recurrent sums: none has any")

@@ -192,7 +192,7 @@ class LargeAnswers:
 # Tokenizers that remember, one for each tenant: what one sends makes no other one faster.
 
 
-#: Of those that sent texts last; each may keep `model.tokenization.base.MAX_BYTES`.
+#: Of those that sent texts last; each may keep `model.tokenization.base.MAX_KNOWN_BYTES`.
 MAX_TENANTS = 8
 
 

@@ -190,4 +190,20 @@ async def test_windows_of_a_constant_state_are_shortened(tmp_path: Path) -> None
     table = everstream("inspect", model, "--context", "32")
     assert re.search(rf"state of a session\W+{sizes[1]:,} bytes", table)
     assert "must be in 32.." in refused("serve", "--model", model, "--context", "10000")
-    assert "constant" in refused("serve", "--model", model, "--past", "slide")
+    assert "texts have no end" in refused("serve", "--model", model, "--past", "slide")
+
+
+async def test_windows_are_shortened_next_to_other_models(model: Path, tmp_path: Path) -> None:
+    windows = write_model(tmp_path / "windows", attention="llama-windows")
+    config = json.loads((windows / "config.json").read_text())
+    config["windows"][-1]["window"] = 2 * CONTEXT - 4
+    (windows / "config.json").write_text(json.dumps(config))
+    sizes = []
+    for context in (None, CONTEXT, 8 * CONTEXT):
+        async with served(f"a={windows}", f"b={model}", context=context) as server:
+            listed = (await server.http.get("/v1/models")).json()["data"]
+            sizes.append(listed[0]["everstream"]["state_bytes_per_session"])
+    assert sizes[1] < sizes[0] == sizes[2]
+    async with served(f"a={windows}", f"b={windows}", context=CONTEXT) as server:
+        listed = (await server.http.get("/v1/models")).json()["data"]
+        assert [each["everstream"]["state_bytes_per_session"] for each in listed] == [sizes[1]] * 2

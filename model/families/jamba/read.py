@@ -74,6 +74,8 @@ def _config(source: ForeignConfig) -> JambaConfig:
     vocab_size, width = source.integer("vocab_size", 65536), source.integer("hidden_size", 4096)
     num_layers = source.num_layers("num_hidden_layers", 32)
     heads = source.integer("num_attention_heads", 32)
+    if heads > width:
+        raise ConfigError(f"{source.family}: num_attention_heads must be at most {width}")
     return JambaConfig(
         vocab_size=vocab_size,
         hidden_size=width,
@@ -104,10 +106,10 @@ def _attention_layers(source: ForeignConfig, num_layers: int) -> tuple[int, ...]
             f"{source.family}: attn_layer_offset must be in 0..{period - 1}, not {offset!r:.80}"
         )
     usual = ["attention" if i % period == offset else "mamba" for i in range(num_layers)]
-    listed = any(name in source for name in PATTERNS)
+    listed = next((name for name in PATTERNS if name in source), None)
     if listed and kinds_of_layers(source, "mamba", "attention") != usual:
         raise ConfigError(
-            f"{source.family}: layers_block_type says other kinds of layers than attn_layer_period"
+            f"{source.family}: {listed} says other kinds of layers than attn_layer_period"
         )
     return tuple(range(offset, num_layers, period))
 

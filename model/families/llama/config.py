@@ -212,7 +212,7 @@ class LlamaConfig(BoundedConfig):
         `ConfigError` where ``context`` is more than the longest keeps, or less than that.
         """
         longest = self.longest_window
-        if not MIN_CONTEXT <= context <= longest:
+        if not min(MIN_CONTEXT, longest) <= context <= longest:
             raise ConfigError(f"--context must be in {MIN_CONTEXT}..{longest}, not {context}")
 
         def shortened(plan: LayerPlan) -> LayerPlan:

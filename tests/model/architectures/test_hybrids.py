@@ -15,6 +15,8 @@ from model.architectures import config_from_dict
 from model.architectures.decoder import Decoder
 from model.architectures.hybrid import with_past
 from model.architectures.network import ModelState, model_of
+from model.bounds import Bound, bounded
+from model.checkpoint import Checkpoint
 from model.families.jamba.config import JambaConfig
 from model.families.lfm2.config import Lfm2Config
 from model.families.llama.config import LayerPlan, LlamaConfig
@@ -30,6 +32,7 @@ from tests.model.architectures.forms import (
     steps,
 )
 from tests.model.attention.test_contract import assert_close, random_split
+from tests.tiny import tiny_tokenizer
 
 #: Of float32 sums over the depth of the models, which transformers adds up in another order.
 TOLERANCE = 1e-4
@@ -314,6 +317,13 @@ def test_windows_are_shortened_in_proportion_in_whole_blocks() -> None:
     for context in (31, 449):
         with pytest.raises(ConfigError, match=r"--context must be in 32\.\.448, not"):
             config.with_longest_window(context)
+
+
+def test_model_with_windows_of_one_block_is_served_as_it_is() -> None:
+    config = LlamaConfig(99, num_hidden_layers=1, windows=(LayerPlan(12),))
+    checkpoint = Checkpoint(config, {}, tiny_tokenizer(), "digest")
+    assert bounded(checkpoint, Bound()) == checkpoint
+    assert config.with_longest_window(16) == config
 
 
 def test_bound_is_the_models_own_where_none_is_given() -> None:

@@ -13,9 +13,9 @@ import torch
 from model.foreign import MultiTokenHead
 from server.engine.drafts import MAX_STREAMS, DraftCosts
 from server.engine.engine import Engine
-from server.engine.model_drafter import RETRY_TOKENS, HeadDrafter, Reading
+from server.engine.model_drafter import RETRY_TOKENS, HeadDrafter, Reading, WatchedRunner
 from server.engine.request import Live
-from server.engine.runner import CpuStatePool
+from server.engine.runner import CpuStatePool, Feed, Runner
 from server.engine.session import Past
 from server.engine.types import Dry
 from tests.multi_token_heads import from_start, in_torch
@@ -53,7 +53,7 @@ def make_engine(drafter: HeadDrafter | None, attention: str = "qwen35", **option
     matchers = FakeMatchers(VOCAB_SIZE, EOS)
     options = {"max_waiting": 90, "matchers": matchers, **options}
     if drafter is not None:
-        options |= {"drafter": drafter, "wrap": drafter.watch}
+        options = {"drafter": drafter, "wrap": drafter.watch, **options}
     return tiny_engine(attention, runtime=tiny_runtime(attention), **options)
 
 
@@ -231,4 +231,33 @@ def test_head_that_fails_drafts_no_more(caplog: pytest.LogCaptureFixture) -> Non
     with caplog.at_level(logging.ERROR, "everstream.engine"):
         events += drain(engine)["r"]
     assert tokens_of(events) == tokens_of(plain["r"])
-    assert caplog.messages == ["the draft model failed; it drafts no more"]
+    assert caplog.messages == ["the draft model or head failed; it drafts no more"]
+
+
+def test_step_counts_where_what_the_head_reads_cannot_be_kept(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The states have changed by then: the same tokens must not be fed again."""
+
+    class Forgetful(WatchedRunner):
+        num_failed = 0
+
+        def _keep(self, feed: Feed, end: int) -> None:
+            if feed.position % 7 == 3:
+                Forgetful.num_failed += 1
+                raise MemoryError
+            super()._keep(feed, end)
+
+    def wrapped(runner: Runner) -> Runner:
+        watched = drafter.watch(runner)
+        assert isinstance(watched, WatchedRunner)
+        watched.__class__ = Forgetful
+        return watched
+
+    made = [request(f"r{seed}", PROMPT, max_tokens=60, seed=seed, **BIAS) for seed in range(2)]
+    plain, _ = run(make_engine(None), made)
+    drafter = head_drafter(past=CHEAP)
+    with caplog.at_level(logging.CRITICAL, "everstream.engine"):
+        found, _ = run(make_engine(drafter, wrap=wrapped), made)
+    assert comparable(found) == comparable(plain)
+    assert Forgetful.num_failed > 0

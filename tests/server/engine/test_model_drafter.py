@@ -173,7 +173,7 @@ def test_draft_model_that_fails_drafts_no_more(caplog: pytest.LogCaptureFixture)
         events += drain(engine)["r"]
     assert tokens_of(events) == tokens_of(plain["r"])
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line == "the draft model failed; it drafts no more"
+    assert line == "the draft model or head failed; it drafts no more"
 
 
 def test_events_of_many_streams() -> None:

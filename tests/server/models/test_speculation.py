@@ -20,6 +20,7 @@ from server.engine.model_drafter import HeadDrafter
 from server.models.backend import open_backend
 from server.models.build import (
     DraftModelError,
+    ModelBuilder,
     _num_sessions,
     build_models,
     check_draft_model,
@@ -313,3 +314,18 @@ def test_model_with_a_head_drafts_nothing_on_torch(tmp_path: Path) -> None:
     checkpoint = load_checkpoint(write_model_with_head(tmp_path / "a"))
     assert checkpoint.head is not None
     assert open_drafter(open_backend(checkpoint, "torch")) is None
+
+
+def test_head_is_left_out_where_its_states_have_no_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_model_with_head(tmp_path / "a")
+    source = ModelSource("a", str(folder))
+    room = StateLayout.of(load_checkpoint(folder).config).num_bytes
+    for state_memory, has_head in ((room, False), (1 << 30, True)):
+        config = ServerConfig(model=[source], state_memory=state_memory, context=32)
+        with caplog.at_level(logging.INFO, "everstream"):
+            checkpoint = ModelBuilder(config).read(source)
+        assert (checkpoint.head is not None) == has_head
+        assert ("no room" in caplog.text) != has_head
+        caplog.clear()
