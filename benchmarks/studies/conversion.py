@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 
 from benchmarks.report import RESULTS, Figures, Result, command_line, read_result, show_figures
-from model.convert.linearize.conversion import RANKS, Conversion, Settings
+from model.convert.linearize.conversion import Conversion, Settings
 from model.convert.linearize.plan import Plan, smollm2_plan
 from model.convert.linearize.report import (
     CONTROL,
@@ -44,7 +44,7 @@ from model.convert.linearize.train import Choice
 from model.families.llama.config import LayerPlan
 from model.training.data import Source
 
-RESULT = RESULTS / "conversion.json"
+RESULT = RESULTS / "short_conversions.json"
 PLAN = "6mb"
 #: What variants with the same plan share with the first of them.
 SHARED = ("chats", "cache", "plan.json", "runs/match")
@@ -63,7 +63,6 @@ class Variant:
 FIRST = "as by default"
 VARIANTS = {
     FIRST: Variant(),
-    "a quarter of the ranks": Variant({"ranks": {name: r // 4 for name, r in RANKS.items()}}),
     "rank 64, in the MLP too": Variant({"ranks": dict.fromkeys(("qkv", "out", "up", "down"), 64)}),
     "all weights": Variant({"ranks": None, "merged": True}),
     "rings never cut": Variant({"rings": Choice((0,), (1.0,))}),
@@ -174,6 +173,8 @@ def main(command: Sequence[str] | None = None) -> None:
     result = Result("studies.conversion", options.output)
     names = ("chat_tokens", "match_tokens", "tokens", "window", "pieces", "length", "recalls")
     recipe: Figures = {name: getattr(options, name) for name in names}
+    recipe |= {name: [path.name for path in getattr(options, name)] for name in ("data", "valid")}
+    recipe["distances"] = list(options.distances)
     found: Figures = read_result(options.output) if options.output.is_file() else {}
     variants = found["variants"] if found.get("recipe") == recipe else controls(options)
     for name in options.variants:
