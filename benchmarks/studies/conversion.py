@@ -1,4 +1,4 @@
-"""What helps SmolLM2 on its way to a constant state: the rank of updates, cut rings, far parts.
+"""What helps SmolLM2 on its way to a constant state: all weights, cut rings, far parts.
 
     python -m benchmarks.studies.conversion SOURCE --data TEXT --valid TEXT --work FOLDER
 
@@ -63,7 +63,6 @@ class Variant:
 FIRST = "as by default"
 VARIANTS = {
     FIRST: Variant(),
-    "rank 64, in the MLP too": Variant({"ranks": dict.fromkeys(("qkv", "out", "up", "down"), 64)}),
     "all weights": Variant({"ranks": None, "merged": True}),
     "rings never cut": Variant({"rings": Choice((0,), (1.0,))}),
     "relative far parts behind rings": Variant(ring_far="relative"),
