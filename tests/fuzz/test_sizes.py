@@ -110,6 +110,8 @@ def config_of(model_type: str) -> dict[str, Any]:
         config = {"model_type": model_type, "text_config": config | {"model_type": "qwen3_5_text"}}
     if model_type == "rwkv":
         config["architecture_version"] = "rwkv7"
+    if model_type == "jamba":
+        config["num_experts"] = 1  # more are refused before anything else
     if model_type == "mistral_mamba":
         config["model_type"] = "mamba"
     if model_type == "mamba_ssm":
