@@ -13,7 +13,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.cli.main import app
-from server.cluster.ray import cluster, proxy
+from server.cluster.ray import cluster
 
 NAME = "tests.server.cluster.ray.held_proxy"
 PROGRAM = (NAME, "serve", "--host", "127.0.0.1")
@@ -48,6 +48,9 @@ class Held:
 
 
 def middlewares() -> list[Middleware]:
+    """In a proxy of Ray. It imports Ray, which reads its environment then."""
+    from server.cluster.ray import proxy
+
     return [Middleware(Held), *proxy.middlewares()]
 
 
