@@ -68,7 +68,9 @@ def bounded(
 
 def _with_windows(checkpoint: Checkpoint, config: LlamaConfig, bound: Bound) -> Checkpoint:
     if bound.past != "stop":
-        raise ConfigError("--past is for models with a bounded past: of this one texts have no end")
+        raise ConfigError(
+            "--past is for models with a bounded past: this model's texts have no end"
+        )
     if bound.context is None:
         return checkpoint
     return replace(checkpoint, config=config.with_longest_window(bound.context))

@@ -212,8 +212,9 @@ class LlamaConfig(BoundedConfig):
         `ConfigError` where ``context`` is more than the longest keeps, or less than that.
         """
         longest = self.longest_window
-        if not min(MIN_CONTEXT, longest) <= context <= longest:
-            raise ConfigError(f"--context must be in {MIN_CONTEXT}..{longest}, not {context}")
+        least = min(MIN_CONTEXT, longest)
+        if not least <= context <= longest:
+            raise ConfigError(f"--context must be in {least}..{longest}, not {context}")
 
         def shortened(plan: LayerPlan) -> LayerPlan:
             blocks = plan.context * context // longest // POSITION_BLOCK
