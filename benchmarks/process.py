@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Self
 
@@ -69,7 +70,8 @@ class Process:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout, self._log):
             if pipe is not None:
-                pipe.close()
+                with suppress(BrokenPipeError):  # what it died before reading is still unwritten
+                    pipe.close()
 
     def wait_started(self) -> None:
         """Returns when the process can be used. Raises `ServerError`."""

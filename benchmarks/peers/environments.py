@@ -93,7 +93,9 @@ def _compile_ik(pip: Sequence[str], libraries: Path) -> None:
         shutil.unpack_archive(archive, folder, filter="data")
         (source,) = Path(folder).glob("*/vendor/ik_llama.cpp")
         off = [f"-DLLAMA_BUILD_{part}=OFF" for part in ("TESTS", "EXAMPLES", "SERVER")]
-        kind = ["-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", NATIVE]
+        # The libraries find each other where they are copied to.
+        found = ["-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON", "-DCMAKE_INSTALL_RPATH=$ORIGIN"]
+        kind = ["-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", *found, NATIVE]
         build, cmake = Path(folder) / "build", Path(pip[0]).with_name("cmake")
         subprocess.run([cmake, "-S", source, "-B", build, *kind, *off], check=True)
         subprocess.run([cmake, "--build", build, "--target", "llama", "--parallel"], check=True)
