@@ -18,7 +18,7 @@ from model.families.mamba.read import GGUF, MambaNames, folder_names, refuse_lim
 from model.families.mamba2_hybrid.config import Mamba2HybridConfig
 from model.files import ConfigError
 from model.foreign.config import ForeignConfig, read_rotary
-from model.foreign.gguf import BOS, EOS, GgufSource, PairedRows
+from model.foreign.gguf import GgufSource, PairedRows
 from model.foreign.hybrid_names import HybridNames, refuse_other_head, weight
 from model.foreign.weights import Part, Renamed, Weights
 from model.weights import Array, file_name
@@ -497,33 +497,14 @@ def read_gguf(file: GgufFile, name: str) -> tuple[Mamba2HybridConfig, Renamed]:
 
 def _gguf_shared(source: GgufSource, file: GgufFile) -> dict[str, Any]:
     """What all say in the same way."""
-    num_layers, size, width = source.sizes(file)
     if source.anything("expert_count"):
         raise ConfigError(f"{source.family}: expert_count is not supported: {DENSE_ALONE}")
     source.ignore(*GGUF_HARMLESS)
     # Nemotron-H's files may have but the second, as its configs do.
     eps = source.number("attention.layer_norm_epsilon", 1e-5)
     eps = source.number("attention.layer_norm_rms_epsilon", eps)
-    kv_heads = source.per_layer("attention.head_count_kv", num_layers)
-    layers = tuple(layer for layer, heads in enumerate(kv_heads) if heads)
-    heads = source.integer("attention.head_count")
-    head_dim = source.integer("attention.key_length", width // heads)
-    source.agree("attention.value_length", head_dim)
-    return {
-        "vocab_size": size,
-        "hidden_size": width,
-        "num_hidden_layers": num_layers,
-        "attention_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": source.num_kv_heads(kv_heads, layers),
-        "head_dim": head_dim,
-        "rope_theta": source.number("rope.freq_base", 1e4),
-        "norm_eps": eps,
-        "tied": "output.weight" not in file,
-        "bos_token_id": source.special_id(BOS, size),
-        "eos_token_id": source.special_id(EOS, size),
-        "max_context": source.integer("context_length"),
-    }
+    theta = source.number("rope.freq_base", 1e4)
+    return source.decoder(file) | {"rope_theta": theta, "norm_eps": eps}
 
 
 def _gguf_mamba(source: GgufSource) -> dict[str, Any]:
