@@ -66,14 +66,17 @@ class GgufSource(ForeignConfig):
         self.agree("embedding_length", width)
         return num_blocks, vocab_size, width
 
-    def decoder(self, file: GgufFile) -> dict[str, Any]:
+    def decoder(self, file: GgufFile, *, all_attention: bool = False) -> dict[str, Any]:
         """The fields of a `BoundedConfig` that files of most families say in the same way.
 
-        Raises `ConfigError` or `CheckpointError`.
+        Raises `ConfigError` or `CheckpointError`, also where some layers are no attention and
+        ``all_attention`` says that all are.
         """
         num_layers, size, width = self.sizes(file)
         kv_heads = self.per_layer("attention.head_count_kv", num_layers)
         layers = tuple(layer for layer, heads in enumerate(kv_heads) if heads)
+        if all_attention and len(layers) < num_layers:
+            raise ConfigError(f"{self.family}: attention.head_count_kv must not be 0 in any layer")
         heads = self.integer("attention.head_count")
         head_dim = self.integer("attention.key_length", width // heads)
         self.agree("attention.value_length", head_dim)

@@ -216,10 +216,8 @@ def _gguf_config(source: GgufSource, file: GgufFile, kind: Kind) -> LlamaConfig:
     for key in ("attention.sliding_window", "expert_count", "expert_used_count"):
         if source.anything(key):
             raise ConfigError(f"{source.family}: {key} is not supported")
-    sizes = source.decoder(file)
-    num_layers = sizes["num_hidden_layers"]
-    if sizes.pop("attention_layers") != tuple(range(num_layers)):
-        raise ConfigError(f"{source.family}: attention.head_count_kv must not be 0 in any layer")
+    sizes = source.decoder(file, all_attention=True)
+    num_layers = len(sizes.pop("attention_layers"))
     config = LlamaConfig(
         **sizes,
         intermediate_size=source.integer("feed_forward_length"),

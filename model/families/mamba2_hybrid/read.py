@@ -460,6 +460,8 @@ def kinds_of_layers(source: ForeignConfig, *known: str) -> list[str]:
 
 #: Sizes of experts, of which there are none.
 GGUF_HARMLESS = ("expert_used_count", "expert_shared_feed_forward_length")
+#: The architectures whose layers all have attention.
+ALL_ATTENTION = ("granite", "falcon-h1")
 #: What the converter says of the Mamba-2 that a Granite 4.0 without "H" does not have.
 GGUF_NO_MAMBA = tuple(
     f"ssm.{name}"
@@ -475,7 +477,7 @@ def read_gguf(file: GgufFile, name: str) -> tuple[Mamba2HybridConfig, Renamed]:
     family = str(file.metadata["general.architecture"])
     source = GgufSource(file, name, family)
     names = gguf_names()
-    shared = _gguf_shared(source, file)
+    shared = _gguf_shared(source, file, family in ALL_ATTENTION)
     if family == "granite":
         source.ignore(*GGUF_NO_MAMBA)
     else:
@@ -495,7 +497,7 @@ def read_gguf(file: GgufFile, name: str) -> tuple[Mamba2HybridConfig, Renamed]:
     return config, weights
 
 
-def _gguf_shared(source: GgufSource, file: GgufFile) -> dict[str, Any]:
+def _gguf_shared(source: GgufSource, file: GgufFile, all_attention: bool) -> dict[str, Any]:
     """What all say in the same way."""
     if source.anything("expert_count"):
         raise ConfigError(f"{source.family}: expert_count is not supported: {DENSE_ALONE}")
@@ -504,7 +506,8 @@ def _gguf_shared(source: GgufSource, file: GgufFile) -> dict[str, Any]:
     eps = source.number("attention.layer_norm_epsilon", 1e-5)
     eps = source.number("attention.layer_norm_rms_epsilon", eps)
     theta = source.number("rope.freq_base", 1e4)
-    return source.decoder(file) | {"rope_theta": theta, "norm_eps": eps}
+    sizes = source.decoder(file, all_attention=all_attention)
+    return sizes | {"rope_theta": theta, "norm_eps": eps}
 
 
 def _gguf_mamba(source: GgufSource) -> dict[str, Any]:
@@ -554,12 +557,9 @@ def _gguf_falcon_h1(
 ) -> Mamba2HybridConfig:
     head_dim = shared["head_dim"]
     source.agree("rope.dimension_count", head_dim)
-    layers = tuple(range(shared["num_hidden_layers"]))
-    if shared["attention_layers"] != layers:
-        raise ConfigError(f"{source.family}: attention.head_count_kv must not be 0 in any layer")
     return Mamba2HybridConfig(
         **shared,
-        mamba_layers=layers,
+        mamba_layers=shared["attention_layers"],
         intermediate_size=source.integer("feed_forward_length"),
         rotary_dim=head_dim,
         mixer_norm="blk.0.ssm_norm.weight" in file,
