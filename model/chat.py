@@ -46,9 +46,9 @@ class CallForm:
     between them, ``closing``. ``name`` is that in `FORMS`, which is kept with what is stored.
 
     The arguments are JSON, and ``end`` begins with a bracket, or each is written as ``parameter``
-    says. ``texts`` are then
-    the names of each function's parameters whose values are plain text. With ``is_python`` they are
-    keyword arguments with Python's literals, up to the bracket that is ``end``.
+    says. ``texts`` are then the names of each function's parameters whose values are plain text.
+    With ``is_python`` they are keyword arguments with Python's literals, up to the bracket that is
+    ``end``.
     """
 
     name: str
