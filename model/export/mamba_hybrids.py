@@ -83,8 +83,9 @@ def family_of(config: Mamba2HybridConfig | JambaConfig) -> str:
     """
     if not config.attention_layers:
         raise CheckpointError("llama.cpp reads no hybrid without a layer of attention")
-    if isinstance(config, JambaConfig):  # llama.cpp asserts the width
-        refuse_others("GGUF", "inner_size", 2 * config.hidden_size, config.inner_size)
+    inner_size = 2 * config.hidden_size  # llama.cpp asserts it of two of them
+    if isinstance(config, JambaConfig):
+        refuse_others("GGUF", "inner_size", inner_size, config.inner_size)
         return "jamba"
     kinds = set(zip(config.is_attention, config.is_mamba, strict=True))
     if kinds == {BOTH}:
@@ -98,6 +99,9 @@ def family_of(config: Mamba2HybridConfig | JambaConfig) -> str:
         return "nemotron_h"
     family = "granitehybrid" if any(config.is_mamba) else "granite"
     _check(config, family, has_scales=True, has_positions=config.rotary_dim > 0)
+    if family == "granitehybrid":
+        name = "num_mamba_heads * mamba_head_dim"
+        refuse_others("GGUF", name, inner_size, config.mamba.inner_size)
     return family
 
 

@@ -184,6 +184,7 @@ def test_gguf_has_the_tensors_and_types_of_the_converter(
         ("qwen3-wide", {"qkv_bias": True, "out_bias": True}, "GGUF has no biases of qwen3"),
         ("granite-wide", {"attention_layers": (), "context": 0}, "no hybrid without a layer of at"),
         ("granite-wide", {"rotary_dim": 8}, "GGUF implies rotary_dim 16, the model has 8"),
+        ("granite-wide", {"mamba_head_dim": 8}, r"heads \* mamba_head_dim 128, the model has 64"),
         ("granite-wide", {"mixer_norm": False}, "implies a mixer_norm in granitehybrid, the mode"),
         ("granite-wide", {"head_dim": 15}, "GGUF implies an even head_dim, the model has 15"),
         ("granite-wide", {"mamba_layers": (0, 1, 2, 3, 4)}, "no model with both mixers in some of"),
