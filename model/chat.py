@@ -42,13 +42,13 @@ class ParameterForm:
 class CallForm:
     """A call is ``begin``, the name, ``middle``, the arguments and ``end``.
 
-    ``end`` has a line break in it, which JSON on one line cannot have. An answer that begins with
-    ``marker`` is one or more calls: ``opening``, calls with ``between`` between them, ``closing``.
-    ``name`` is that in `FORMS`, which is kept with what is stored.
+    An answer that begins with ``marker`` is one or more calls: ``opening``, calls with ``between``
+    between them, ``closing``. ``name`` is that in `FORMS`, which is kept with what is stored.
 
-    The arguments are a JSON object, or each is written as ``parameter`` says. ``texts`` are then
-    the names of each function's parameters whose values are plain text. With ``is_python`` they are
-    keyword arguments with Python's literals, up to the bracket that is ``end``.
+    The arguments are JSON, and ``end`` begins with a bracket, or each is written as ``parameter``
+    says. ``texts`` are then the names of each function's parameters whose values are plain text.
+    With ``is_python`` they are keyword arguments with Python's literals, up to the bracket that is
+    ``end``.
     """
 
     name: str
@@ -101,7 +101,18 @@ LISTED = CallForm(
     closing="]<|tool_call_end|>",
     is_python=True,
 )
-FORMS = {form.name: form for form in (TAGGED, FENCED, PARAMETERS, LISTED)}
+#: As Nemotron-Nano-v2 was taught it. Its vocabulary may have tokens for both ends of the list.
+JSON_LIST = CallForm(
+    "json_list",
+    marker="<TOOLCALL>",
+    begin='{"name": "',
+    middle='", "arguments": ',
+    end="}",
+    opening="<TOOLCALL>[",
+    between=", ",
+    closing="]</TOOLCALL>",
+)
+FORMS = {form.name: form for form in (TAGGED, FENCED, PARAMETERS, LISTED, JSON_LIST)}
 #: In templates that teach calls with a function's name in a tag. Of those only one form is known.
 _NAME_IN_TAG = "<function="
 _PARAMETERS = re.compile(r"<tool_call>(\n|\\n)<function=[^>]*>\1<parameter=[^>]*>\1")
@@ -120,6 +131,8 @@ def form_in(template: str) -> CallForm | None:
         return None
     if _NAME_IN_TAG in template:
         return PARAMETERS if _PARAMETERS.search(template) else None
+    if JSON_LIST.opening in template:
+        return JSON_LIST
     return next((form for form in (TAGGED, FENCED) if form.marker in template), None)
 
 
@@ -238,7 +251,9 @@ def thinking_in(template: str) -> Thinking | None:
 def _reads(template: str, name: str) -> bool:
     """Whether ``template`` uses the variable before it gives it a value of its own."""
     found = re.compile(rf"(?<![\w.]){name}(?!\w)")
+    keyword = re.compile(rf"(?<=[(,])\s*{name}\s*=(?!=)")  # of a call, as in `namespace`
     for code in _code(template):
+        code = keyword.sub("", code)
         first, *others = [*found.finditer(code), None]
         if first is not None:
             is_set = code[: first.start()].split()[-1:] == ["set"]

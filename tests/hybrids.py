@@ -10,6 +10,8 @@ import torch
 from transformers import (
     FalconH1Config,
     FalconH1ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
     JambaForCausalLM,
@@ -54,6 +56,8 @@ from model.families.llama import read as llama_read
 from model.families.llama.config import LlamaConfig
 from model.families.mamba2_hybrid.config import Mamba2HybridConfig
 from model.families.mamba2_hybrid.read import (
+    SEPARATE_MLP,
+    STACKED_MLP,
     Multipliers,
     falcon_names,
     granite_names,
@@ -87,7 +91,9 @@ class Hybrid:
         if self.family == "jamba":
             return jamba_read.FOLDER
         if self.family == "granitemoehybrid":
-            return granite_names(self.theirs["logits_scaling"])
+            return granite_names(self.theirs["logits_scaling"], STACKED_MLP)
+        if self.family == "granite":
+            return granite_names(self.theirs["logits_scaling"], SEPARATE_MLP)
         if self.family == "nemotron_h":
             return nemotron_names("model")
         if isinstance(self.config, Mamba2HybridConfig):
@@ -113,6 +119,7 @@ FAMILIES: dict[str, tuple[Any, Any]] = {
     "nemotron_h": (NemotronHConfig, NemotronHForCausalLM),
     "falcon_h1": (FalconH1Config, FalconH1ForCausalLM),
     "jamba": (TheirJambaConfig, JambaForCausalLM),
+    "granite": (GraniteConfig, GraniteForCausalLM),
     "granitemoehybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM),
     "llama": (TheirLlamaConfig, LlamaForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
@@ -289,6 +296,38 @@ def granite(logits_scaling: float = 3.0, **changes: Any) -> Hybrid:
         "logits_scaling": logits_scaling,
     }
     return Hybrid(config, theirs, "granitemoehybrid")
+
+
+def granite3(logits_scaling: float = 3.0, **changes: Any) -> Hybrid:
+    """Granite 3, whose layers are all attention. Sizes by our names."""
+    values = {
+        "vocab_size": 97,
+        "hidden_size": 20,
+        "num_hidden_layers": 3,
+        "intermediate_size": 37,
+        "attention_layers": (0, 1, 2),
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 10,
+        "rotary_dim": 10,
+        "embedding_scale": 1.5,
+        "residual_scale": 0.7,
+        "attention_scale": 0.3,
+        "norm_eps": 1e-6,
+        "context": CONTEXT,
+        **changes,
+    }
+    config = Mamba2HybridConfig(**values)
+    theirs = {
+        **_shared(config),
+        "rms_norm_eps": config.norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "embedding_multiplier": config.embedding_scale,
+        "residual_multiplier": config.residual_scale,
+        "attention_multiplier": config.attention_scale,
+        "logits_scaling": logits_scaling,
+    }
+    return Hybrid(config, theirs, "granite")
 
 
 def nemotron(**changes: Any) -> Hybrid:
@@ -580,6 +619,19 @@ HYBRIDS = {
         mamba_head_dim=16,
         state_size=32,
         num_groups=1,
+        norm_eps=1e-5,
+    ),
+    "granite3-odd": granite3(),
+    "granite3-wide": granite3(
+        vocab_size=330,
+        hidden_size=64,
+        intermediate_size=96,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        rotary_dim=16,
+        rope_theta=1e7,
+        tied=False,
         norm_eps=1e-5,
     ),
     "nemotron-odd": nemotron(),

@@ -31,6 +31,7 @@ _PARTS = {
     "out_proj": "ssm_out",
     "shared_mlp.output_linear": "ffn_down",
     **{f"feed_forward.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
+    **{f"mlp.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
     **{f"{name}_proj": f"ffn_{name}" for name in ("up", "down")},
 }
 #: Numbers of heads, which have no kind.
@@ -114,6 +115,16 @@ def mamba2_hybrid_fields(name: str) -> dict[str, Any]:
         "vocab_size": config.vocab_size,
         "attention.head_count_kv": heads,
         "rope.dimension_count": config.head_dim,
+    }
+    scales = {
+        "attention.scale": config.attention_scale,
+        "embedding_scale": config.embedding_scale,
+        "residual_scale": config.residual_scale,
+        "logit_scale": HYBRIDS[name].theirs.get("logits_scaling"),
+    }
+    if family == "granite":
+        return fields | scales | {"attention.head_count_kv": config.num_key_value_heads}
+    fields |= {
         "ssm.conv_kernel": config.conv_size,
         "ssm.state_size": config.state_size,
         "ssm.group_count": config.num_groups,
@@ -129,12 +140,12 @@ def mamba2_hybrid_fields(name: str) -> dict[str, Any]:
         inner = [config.intermediate_size * (not any(pair)) for pair in pairs]
         epsilon = {"attention.layer_norm_epsilon": config.norm_eps}
         return fields | lengths | epsilon | {"feed_forward_length": inner}
-    return fields | {
-        "attention.scale": config.attention_scale,
-        "embedding_scale": config.embedding_scale,
-        "residual_scale": config.residual_scale,
-        "logit_scale": HYBRIDS[name].theirs["logits_scaling"],
-        "expert_count": 0,
-        "expert_used_count": 0,
-        "expert_shared_feed_forward_length": config.intermediate_size,
-    }
+    return (
+        fields
+        | scales
+        | {
+            "expert_count": 0,
+            "expert_used_count": 0,
+            "expert_shared_feed_forward_length": config.intermediate_size,
+        }
+    )

@@ -16,6 +16,7 @@ Writer = Callable[[Path, Checkpoint, str], None]
 
 _HYBRID_GGUF = ("model.export.hybrid", "write_gguf")
 _MAMBA = {"hf": ("model.export.mamba", "write_hf"), "gguf": ("model.export.mamba", "write_gguf")}
+_MAMBA_HYBRID = {"gguf": ("model.export.mamba_hybrids", "write_gguf")}
 _LLAMA = {"hf": ("model.export.llama", "write_hf"), "gguf": ("model.export.llama", "write_gguf")}
 #: ``attention`` of our config -> kind of file -> (module, function). Imported when asked for.
 WRITERS: dict[str, dict[str, tuple[str, str]]] = {
@@ -29,10 +30,9 @@ WRITERS: dict[str, dict[str, tuple[str, str]]] = {
     "qwen35": {"hf": ("model.export.hybrid", "write_qwen35"), "gguf": _HYBRID_GGUF},
     "lfm2": {"hf": ("model.export.hybrid", "write_lfm2"), "gguf": _HYBRID_GGUF},
     "lfm3": {"hf": ("model.export.hybrid", "write_lfm3")},
-    "llama": {
-        "hf": ("model.export.llama", "write_hf"),
-        "gguf": ("model.export.llama", "write_gguf"),
-    },
+    "mamba2_hybrid": _MAMBA_HYBRID,
+    "jamba": _MAMBA_HYBRID,
+    "llama": _LLAMA,
     "delta": {"hf": ("model.export.gated_deltanet", "write_hf")},
 }
 

@@ -24,8 +24,8 @@ def export_command(
     format: Annotated[
         Format,
         typer.Option(
-            help="Format to write: gguf and hf for RWKV-7, Mamba, Qwen3.5, LFM2 and Llama, hf for"
-            " LFM3 and delta too, pth for RWKV-7."
+            help="Format to write: gguf and hf for RWKV-7, Mamba, Qwen3.5, LFM2 and Llama, gguf for"
+            " Granite, Nemotron-H, Falcon-H1 and Jamba too, hf for LFM3 and delta, pth for RWKV-7."
         ),
     ] = "everstream",
     dtype: Annotated[

@@ -174,6 +174,8 @@ def write_gguf(path: Path, checkpoint: Checkpoint, dtype: str) -> None:
     is_qwen = isinstance(config, Qwen35Config)
     writer = GGUFWriter(path, "qwen35" if is_qwen else "lfm2")
     add_sizes(writer, config)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_rope_freq_base(config.rope_theta)
     if isinstance(config, Qwen35Config):
         _add_qwen35(writer, config)
     else:

@@ -20,6 +20,7 @@ from model.export.published import (
     add_dtype,
     add_sizes,
     add_vocabulary,
+    in_pairs,
     published,
     write_folder,
     write_tensors,
@@ -133,17 +134,19 @@ def write_gguf(path: Path, checkpoint: Checkpoint, dtype: str) -> None:
     _check(config, family)
     writer = GGUFWriter(path, family)
     add_sizes(writer, config)
+    writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_theta)
     add_dtype(writer, dtype)
     add_vocabulary(writer, checkpoint)
     parts, shapes = GGUF.parts_of(config), config.weight_shapes()
     planned = [Planned(part.keys[0], shapes[ours]) for ours, part in parts.items()]
     tensors = published(checkpoint.weights, parts)
     if KINDS[family].in_pairs:
-        tensors = _in_pairs(tensors, config.head_dim)
+        tensors = in_pairs(tensors, config.head_dim)
     if config.rope_factors:
         planned.insert(0, Planned(FACTORS, (config.head_dim // 2,)))
         tensors = _with_factors(tensors, config)
@@ -160,15 +163,6 @@ def _check(config: LlamaConfig, family: str) -> None:
             f"GGUF implies unrotated_layers {list(implied)}, the model has"
             f" {list(config.unrotated_layers)}"
         )
-
-
-def _in_pairs(tensors: Iterator[tuple[str, Array]], head_dim: int) -> Iterator[tuple[str, Array]]:
-    """With the rows of q and k that turn together next to each other."""
-    for key, tensor in tensors:
-        if ".attn_q." in key or ".attn_k." in key:
-            halves = tensor.reshape(-1, 2, head_dim // 2, *tensor.shape[1:])
-            tensor = halves.swapaxes(1, 2).reshape(tensor.shape)
-        yield key, tensor
 
 
 def _with_factors(

@@ -87,7 +87,8 @@ def _config(config: MambaFamily, dtype: str) -> dict[str, Any]:
 
 #: What llama.cpp's converter writes for a model whose context has no end.
 CONTEXT_LENGTH = 1 << 20
-_STAY_FLOAT32 = re.compile(r"_norm\.weight$|\.ssm_conv1d\.|\.ssm_[ad]$")
+#: The keys of tensors of a mixer that stay float32, besides vectors.
+STAY_FLOAT32 = re.compile(r"_norm\.weight$|\.ssm_conv1d\.|\.ssm_[ad]$")
 
 
 def write_gguf(path: Path, checkpoint: Checkpoint, dtype: str) -> None:
@@ -107,13 +108,13 @@ def write_gguf(path: Path, checkpoint: Checkpoint, dtype: str) -> None:
     add_vocabulary(writer, checkpoint)
 
     def shape_of(name: str, shape: Shape) -> Shape:
-        return _shape(config, name, shape)
+        return gguf_shape(config, name, shape)
 
     shapes = config.weight_shapes()
     planned, parts = [], GGUF.parts_of(config)
     for ours, part in parts.items():
         key = part.keys[0]
-        stays = _STAY_FLOAT32.search(key) is not None
+        stays = STAY_FLOAT32.search(key) is not None
         planned.append(Planned(key, shape_of(ours, shapes[ours]), stays))
     write_tensors(
         writer, planned, published(checkpoint.weights, parts, shape_of), checkpoint, dtype
@@ -127,26 +128,36 @@ def _add_sizes(writer: GGUFWriter, config: MambaFamily) -> None:
     writer.add_feed_forward_length(0)
     writer.add_head_count(0)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_ssm_conv_kernel(config.conv_size)
-    writer.add_ssm_inner_size(config.inner_size)
-    writer.add_ssm_state_size(config.state_size)
     writer.add_layer_norm_rms_eps(config.norm_eps)
+    add_mixer_sizes(writer, config)
     if isinstance(config, Mamba2Config):
-        writer.add_ssm_time_step_rank(config.num_attention_heads)
-        writer.add_ssm_group_count(config.num_groups)
         return
-    writer.add_ssm_time_step_rank(config.dt_rank)
     writer.add_ssm_dt_b_c_rms(config.mixer_norm)
     if config.mixer_norm:  # llama.cpp knows one epsilon
         refuse_others("GGUF", "mixer_norm_eps", config.norm_eps, config.mixer_norm_eps)
 
 
-def _shape(config: MambaFamily, name: str, shape: Shape) -> Shape:
-    """As the converter has it: vectors of a Mamba-2's heads as columns, its norm by groups."""
+def add_mixer_sizes(writer: GGUFWriter, config: MambaFamily) -> None:
+    """Adds the sizes of a mixer, which hybrids have too."""
+    writer.add_ssm_conv_kernel(config.conv_size)
+    writer.add_ssm_inner_size(config.inner_size)
+    writer.add_ssm_state_size(config.state_size)
+    if isinstance(config, Mamba2Config):
+        writer.add_ssm_time_step_rank(config.num_attention_heads)
+        writer.add_ssm_group_count(config.num_groups)
+    else:
+        writer.add_ssm_time_step_rank(config.dt_rank)
+
+
+def gguf_shape(config: MambaFamily, name: str, shape: Shape) -> Shape:
+    """As the converter has it: vectors of a Mamba-2's heads as columns, its norm by groups.
+
+    ``name`` is ours, of a Mamba or of a hybrid whose mixers have this ``config``.
+    """
     if not isinstance(config, Mamba2Config):
         return shape
     if name.endswith((".A_log", ".D")):
         return (*shape, 1)
-    if name.endswith(".mixer.norm.weight"):
+    if name.endswith((".mixer.norm.weight", ".mamba.norm.weight")):
         return (config.num_groups, shape[0] // config.num_groups)
     return shape

@@ -74,6 +74,15 @@ def with_middle_axis(name: str, shape: Shape) -> Shape:
     return (shape[0], 1, shape[1]) if name.endswith(".conv") else shape
 
 
+def in_pairs(tensors: Iterator[tuple[str, Array]], head_dim: int) -> Iterator[tuple[str, Array]]:
+    """With the rows of q and k that turn together next to each other."""
+    for key, tensor in tensors:
+        if ".attn_q." in key or ".attn_k." in key:
+            halves = tensor.reshape(-1, 2, head_dim // 2, *tensor.shape[1:])
+            tensor = halves.swapaxes(1, 2).reshape(tensor.shape)
+        yield key, tensor
+
+
 def refuse_others(form: str, name: str, wanted: float, found: float) -> None:
     """Raises `CheckpointError` where a value is not the one that a format implies."""
     if not math.isclose(found, wanted, rel_tol=1e-6):
@@ -148,10 +157,8 @@ def add_sizes(writer: GGUFWriter, config: BoundedConfig) -> None:
     writer.add_context_length(config.max_context)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_layer_norm_rms_eps(config.norm_eps)
-    writer.add_rope_freq_base(config.rope_theta)
 
 
 def add_values(writer: GGUFWriter, values: Mapping[str, Any]) -> None:

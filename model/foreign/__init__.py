@@ -59,7 +59,8 @@ READERS: dict[str, tuple[str, str]] = {
     "qwen3_5": ("model.families.qwen35.read", "read_qwen35"),
     "qwen3_5_text": ("model.families.qwen35.read", "read_qwen35"),
     "lfm2": ("model.families.lfm2.read", "read_lfm2"),
-    "granitemoehybrid": ("model.families.mamba2_hybrid.read", "read_granite"),
+    "granite": ("model.families.mamba2_hybrid.read", "read_granite"),
+    "granitemoehybrid": ("model.families.mamba2_hybrid.read", "read_granite_hybrid"),
     "nemotron_h": ("model.families.mamba2_hybrid.read", "read_nemotron"),
     "falcon_h1": ("model.families.mamba2_hybrid.read", "read_falcon_h1"),
     "jamba": ("model.families.jamba.read", "read_jamba"),
@@ -80,7 +81,7 @@ GGUF_HEAD_READERS = {"qwen35": ("model.families.qwen35.read", "read_gguf_mtp")}
 #: The functions that look at no tensor's numbers but those of a head that is also the embedding.
 _BY_SHAPES = (
     *("read_rwkv7", "read_arwkv7", "read_qwen35", "read_lfm2", "read_lfm3"),
-    *("read_granite", "read_nemotron", "read_falcon_h1", "read_jamba"),
+    *("read_granite", "read_granite_hybrid", "read_nemotron", "read_falcon_h1", "read_jamba"),
     *("read_llama", "read_qwen2", "read_qwen3", "read_smollm3"),
     *("read_mamba", "read_mamba2", "read_state_spaces", "read_mistral"),
 )
@@ -95,7 +96,7 @@ GGUF_READERS = {
         ("llama", "qwen2", "qwen3", "smollm3"), ("model.families.llama.read", "read_gguf")
     ),
     **dict.fromkeys(
-        ("granitehybrid", "nemotron_h", "falcon-h1"),
+        ("granite", "granitehybrid", "nemotron_h", "falcon-h1"),
         ("model.families.mamba2_hybrid.read", "read_gguf"),
     ),
     "jamba": ("model.families.jamba.read", "read_gguf"),
@@ -105,7 +106,7 @@ GGUF_READERS = {
 #: Those whose attention has a bounded past.
 WITH_ATTENTION = (
     *("qwen35", "lfm2", "llama", "qwen2", "qwen3", "smollm3"),
-    *("granitehybrid", "nemotron_h", "falcon-h1", "jamba"),
+    *("granite", "granitehybrid", "nemotron_h", "falcon-h1", "jamba"),
 )
 
 #: Families that people will try, by why they cannot be served: their names in config.json and GGUF.
@@ -117,7 +118,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     ),
     "only the dense ones of this family are": (
         *("qwen3_5_moe", "qwen3_5_moe_text", "qwen35moe", "lfm2_moe", "lfm2moe"),
-        "nemotron_h_moe",
+        *("nemotron_h_moe", "granitemoe", "granitemoeshared"),
     ),
     "of this family only LFM2, LFM2.5 and LFM3 that are dense and read text are": (
         *("lfm2_vl", "lfm2-vl", "lfm2_audio", "lfm3_moe"),

@@ -66,6 +66,34 @@ class GgufSource(ForeignConfig):
         self.agree("embedding_length", width)
         return num_blocks, vocab_size, width
 
+    def decoder(self, file: GgufFile, *, all_attention: bool = False) -> dict[str, Any]:
+        """The fields of a `BoundedConfig` that files of most families say in the same way.
+
+        Raises `ConfigError` or `CheckpointError`, also where some layers are no attention and
+        ``all_attention`` says that all are.
+        """
+        num_layers, size, width = self.sizes(file)
+        kv_heads = self.per_layer("attention.head_count_kv", num_layers)
+        layers = tuple(layer for layer, heads in enumerate(kv_heads) if heads)
+        if all_attention and len(layers) < num_layers:
+            raise ConfigError(f"{self.family}: attention.head_count_kv must not be 0 in any layer")
+        heads = self.integer("attention.head_count")
+        head_dim = self.integer("attention.key_length", width // heads)
+        self.agree("attention.value_length", head_dim)
+        return {
+            "vocab_size": size,
+            "hidden_size": width,
+            "num_hidden_layers": num_layers,
+            "attention_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": self.num_kv_heads(kv_heads, layers),
+            "head_dim": head_dim,
+            "tied": "output.weight" not in file,
+            "bos_token_id": self.special_id(BOS, size),
+            "eos_token_id": self.special_id(EOS, size),
+            "max_context": self.integer("context_length"),
+        }
+
     def num_kv_heads(self, heads: list[int], attention_layers: tuple[int, ...]) -> int:
         """That of all layers of attention. ``heads`` has one number for each layer."""
         found = {heads[layer] for layer in attention_layers} or {1}

@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from model.architectures.hybrid import BoundedConfig
 from model.files import ConfigError
 from model.foreign.config import ForeignConfig
-from model.foreign.weights import Part
-from model.weights import Array, CheckpointError, StoredWeights, Weights, shape_in
-
-#: Read at a time where a large tensor is looked through.
-_ROWS = 4096
+from model.foreign.weights import Part, are_equal
+from model.weights import CheckpointError, Weights
 
 
 @dataclass(frozen=True)
@@ -106,18 +101,8 @@ def refuse_other_head(
     (head,), (embedding,) = (names.ends[f"{key}.weight"].keys for key in ("head", "embedding"))
     if not config.tied or head not in files or embedding not in files:
         return set()
-    same = shape_in(files, head) == shape_in(files, embedding)
-    for begin in range(0, config.vocab_size if same else 0, _ROWS):
-        one, other = (_rows(files, key, begin, begin + _ROWS) for key in (head, embedding))
-        same = same and np.array_equal(one, other)
-    if not same:
+    if not are_equal(files, head, embedding):
         raise CheckpointError(
             f"{name}: {head} is not the embedding, though tie_word_embeddings is true"
         )
     return {head}
-
-
-def _rows(files: Weights, key: str, begin: int, end: int) -> Array:
-    if isinstance(files, StoredWeights):
-        return files.rows(key, begin, end)
-    return files[key][begin:end]

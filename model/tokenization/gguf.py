@@ -211,7 +211,8 @@ CUTS = {
     "qwen2": Cut(_pattern(r"\p{L}", r"\p{N}"), composed=True),
     "qwen35": Cut(_pattern(r"\p{L}\p{M}", r"\p{N}"), composed=True),
     "falcon": Cut(falcon=True),
-    "smollm": Cut(single_digits=True),
+    # Of StarCoder's vocabularies, which Granite 3 has, under the name of one of them.
+    **dict.fromkeys(("smollm", "starcoder", "refact"), Cut(single_digits=True)),
     "llama-bpe": Cut(_pattern(r"\p{L}", r"\p{N}{1,3}"), whole_words=True),
     # As llama.cpp cuts Falcon-H1's texts.
     "falcon-h1": Cut(_pattern(r"\p{L}", r"\p{N}{1,3}"), whole_words=True),

@@ -177,9 +177,9 @@ _BYTE_OF = {char: byte for byte, char in _byte_characters().items()}
 FILE = "tokenizer.json"
 #: Ends a turn of ChatML.
 TURN_END = "<|im_end|>"
-#: Special tokens that are text in an answer: LFM2 writes a list of calls between them. A client's
-#: text still cannot have them.
-SHOWN = frozenset(("<|tool_call_start|>", "<|tool_call_end|>"))
+#: Special tokens that are text in an answer: LFM2 and Nemotron write a list of calls between them.
+#: A client's text still cannot have them.
+SHOWN = frozenset(("<|tool_call_start|>", "<|tool_call_end|>", "<TOOLCALL>", "</TOOLCALL>"))
 
 #: Of a text's last tokens, among which the end of its settled part is looked for.
 MAX_UNSETTLED = 1024

@@ -15,7 +15,7 @@ from model.families.mamba2_hybrid.read import (
 )
 from model.files import ConfigError
 from model.foreign.config import ForeignConfig
-from model.foreign.gguf import BOS, EOS, GgufSource
+from model.foreign.gguf import GgufSource
 from model.foreign.hybrid_names import HybridNames, refuse_other_head, weight
 from model.foreign.weights import Part, Renamed, Weights
 from model.weights import file_name
@@ -141,31 +141,15 @@ def read_gguf(file: GgufFile, name: str) -> tuple[JambaConfig, Renamed]:
 
 def _gguf_config(source: GgufSource, file: GgufFile) -> JambaConfig:
     """Layers without heads of keys and values are Mamba-1; a dense model has one expert."""
-    num_layers, size, width = source.sizes(file)
     if source.anything("expert_count") not in (None, 0, 1):
         raise ConfigError(f"{source.family}: expert_count is not supported: {DENSE_ALONE}")
     source.ignore("expert_used_count")
-    kv_heads = source.per_layer("attention.head_count_kv", num_layers)
-    layers = tuple(layer for layer, heads in enumerate(kv_heads) if heads)
-    heads = source.integer("attention.head_count")
-    head_dim = source.integer("attention.key_length", width // heads)
-    source.agree("attention.value_length", head_dim)
     return JambaConfig(
-        vocab_size=size,
-        hidden_size=width,
-        num_hidden_layers=num_layers,
+        **source.decoder(file),
         intermediate_size=source.integer("feed_forward_length"),
-        attention_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=source.num_kv_heads(kv_heads, layers),
-        head_dim=head_dim,
         inner_size=source.integer("ssm.inner_size"),
         state_size=source.integer("ssm.state_size"),
         conv_size=source.integer("ssm.conv_kernel"),
         dt_rank=source.integer("ssm.time_step_rank"),
         norm_eps=source.number("attention.layer_norm_rms_epsilon", 1e-6),
-        tied="output.weight" not in file,
-        bos_token_id=source.special_id(BOS, size),
-        eos_token_id=source.special_id(EOS, size),
-        max_context=source.integer("context_length"),
     )

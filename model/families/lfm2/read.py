@@ -7,7 +7,7 @@ import math
 from model.families.lfm2.config import Lfm2Config
 from model.files import ConfigError
 from model.foreign.config import ForeignConfig, read_rotary
-from model.foreign.gguf import BOS, EOS, GgufSource
+from model.foreign.gguf import GgufSource
 from model.foreign.hybrid_names import HybridNames, attention_layers, refuse_other_head, weight
 from model.foreign.weights import Part, Renamed, Weights
 from model.weights import file_name
@@ -153,33 +153,17 @@ def read_gguf(file: GgufFile, name: str) -> tuple[Lfm2Config, Renamed]:
 
 
 def _gguf_config(source: GgufSource, file: GgufFile) -> Lfm2Config:
-    name = source.family
-    num_layers, size, width = source.sizes(file)
     if "attention.sliding_window" in source:
         raise ConfigError(
-            f"{name}: attention.sliding_window is not supported: it is of models that hear"
+            f"{source.family}: attention.sliding_window is not supported: it is of models that hear"
         )
-    kv_heads = source.per_layer("attention.head_count_kv", num_layers)
-    layers = tuple(layer for layer, heads in enumerate(kv_heads) if heads)
-    heads = source.integer("attention.head_count")
     config = Lfm2Config(
-        vocab_size=size,
-        hidden_size=width,
-        num_hidden_layers=num_layers,
+        **source.decoder(file),
         intermediate_size=source.integer("feed_forward_length"),
-        attention_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=source.num_kv_heads(kv_heads, layers),
-        head_dim=width // heads,
         rope_theta=source.number("rope.freq_base", 1e6),
         conv_size=source.integer("shortconv.l_cache"),
         norm_eps=source.number("attention.layer_norm_rms_epsilon", 1e-5),
-        tied="output.weight" not in file,
-        bos_token_id=source.special_id(BOS, size),
-        eos_token_id=source.special_id(EOS, size),
-        max_context=source.integer("context_length"),
     )
-    for key in ("rope.dimension_count", "attention.key_length", "attention.value_length"):
-        source.agree(key, config.head_dim)
+    source.agree("rope.dimension_count", config.head_dim)
     source.refuse_unknown()
     return config

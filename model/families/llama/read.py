@@ -13,7 +13,7 @@ from typing import NamedTuple
 from model.families.llama.config import LlamaConfig
 from model.files import ConfigError
 from model.foreign.config import SCALINGS, ForeignConfig, read_rotary
-from model.foreign.gguf import BOS, EOS, GgufSource, PairedRows
+from model.foreign.gguf import GgufSource, PairedRows
 from model.foreign.hybrid_names import HybridNames, refuse_other_head, weight, with_bias
 from model.foreign.weights import Part, Renamed, Weights
 from model.weights import file_name
@@ -211,23 +211,16 @@ def read_gguf(file: GgufFile, name: str) -> tuple[LlamaConfig, Renamed]:
 
 
 def _gguf_config(source: GgufSource, file: GgufFile, kind: Kind) -> LlamaConfig:
-    num_layers, size, width = source.sizes(file)
     source.ignore("rope.scaling.original_context_length", "rope.scaling.finetuned")
     source.choice("rope.scaling.type", "none")
     for key in ("attention.sliding_window", "expert_count", "expert_used_count"):
         if source.anything(key):
             raise ConfigError(f"{source.family}: {key} is not supported")
-    heads = source.integer("attention.head_count")
-    kv_heads = source.per_layer("attention.head_count_kv", num_layers)
-    head_dim = source.integer("attention.key_length", width // heads)
+    sizes = source.decoder(file, all_attention=True)
+    num_layers = len(sizes.pop("attention_layers"))
     config = LlamaConfig(
-        vocab_size=size,
-        hidden_size=width,
-        num_hidden_layers=num_layers,
+        **sizes,
         intermediate_size=source.integer("feed_forward_length"),
-        num_attention_heads=heads,
-        num_key_value_heads=source.num_kv_heads(kv_heads, tuple(range(num_layers))),
-        head_dim=head_dim,
         rope_theta=source.number("rope.freq_base", 1e4),
         rope_factors=_gguf_factors(file),
         unrotated_layers=unrotated_layers(num_layers) if kind.has_unrotated else (),
@@ -235,13 +228,8 @@ def _gguf_config(source: GgufSource, file: GgufFile, kind: Kind) -> LlamaConfig:
         qkv_bias="blk.0.attn_q.bias" in file,
         out_bias="blk.0.attn_output.bias" in file,
         norm_eps=source.number("attention.layer_norm_rms_epsilon", 1e-5),
-        tied="output.weight" not in file,
-        bos_token_id=source.special_id(BOS, size),
-        eos_token_id=source.special_id(EOS, size),
-        max_context=source.integer("context_length"),
     )
-    for key in ("rope.dimension_count", "attention.value_length"):
-        source.agree(key, head_dim)
+    source.agree("rope.dimension_count", config.head_dim)
     source.refuse_unknown()
     return config
 

@@ -13,22 +13,16 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from model.families.mamba.config import Mamba2Config, MambaConfig
 from model.files import ConfigError
 from model.foreign.config import ForeignConfig
 from model.foreign.gguf import BOS, EOS, GgufSource
-from model.foreign.weights import Part, Renamed, Weights
-from model.weights import Array, CheckpointError, StoredWeights, file_name, shape_in
+from model.foreign.weights import Part, Renamed, Weights, are_equal
+from model.weights import Array, CheckpointError, file_name
 from model.weights.gguf_file import GgufFile
 
 # -------------------------------------------------------------------------------------------------
 # The keys of Mamba files, and which of our weights each is.
-
-
-#: Read at a time where a large tensor is looked through.
-_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -122,13 +116,7 @@ GGUF = MambaNames(
 def is_embedding(files: Mapping[str, Array], names: MambaNames) -> bool:
     """Whether the head, which ``files`` have, has the numbers of the embedding."""
     (head,), (embedding,) = (names.ends[f"{key}.weight"].keys for key in ("head", "embedding"))
-    if embedding not in files or shape_in(files, head) != shape_in(files, embedding):
-        return False
-    (num_rows, *_) = shape_in(files, head) or (0,)
-    return all(
-        np.array_equal(_rows(files, head, begin), _rows(files, embedding, begin))
-        for begin in range(0, num_rows, _ROWS)
-    )
+    return embedding in files and are_equal(files, head, embedding)
 
 
 def unused_keys(files: Mapping[str, Array], names: MambaNames, tied: bool, name: str) -> set[str]:
@@ -142,12 +130,6 @@ def unused_keys(files: Mapping[str, Array], names: MambaNames, tied: bool, name:
     if not is_embedding(files, names):
         raise CheckpointError(f"{name}: {head} is not the embedding, though they are tied")
     return {head}
-
-
-def _rows(files: Mapping[str, Array], key: str, begin: int) -> Array:
-    if isinstance(files, StoredWeights):
-        return files.rows(key, begin, begin + _ROWS)
-    return files[key][begin : begin + _ROWS]
 
 
 # -------------------------------------------------------------------------------------------------

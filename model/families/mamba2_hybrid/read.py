@@ -1,8 +1,9 @@
-"""Granite 4.0-H, Nemotron-H and Falcon-H1, dense, in folders and in GGUF, and their keys.
+"""Granite, Nemotron-H and Falcon-H1, dense, in folders and in GGUF, and their keys.
 
-Folders are of Hugging Face's layouts, GGUF as llama.cpp's converter writes it: of the first two the
-rows of q and k lie in pairs, although the models have no positions. Falcon-H1's multipliers are
-those of the weights already.
+A Granite is a 4.0-H, or has attention alone, as 3.x have and the other 4.0. Folders are of Hugging
+Face's layouts, GGUF as llama.cpp's converter writes it: of the first two the rows of q and k lie in
+pairs, also where a model has no positions. Falcon-H1's multipliers are those of the weights
+already.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from model.families.mamba.read import GGUF, MambaNames, folder_names, refuse_lim
 from model.families.mamba2_hybrid.config import Mamba2HybridConfig
 from model.files import ConfigError
 from model.foreign.config import ForeignConfig, read_rotary
-from model.foreign.gguf import BOS, EOS, GgufSource, PairedRows
+from model.foreign.gguf import GgufSource, PairedRows
 from model.foreign.hybrid_names import HybridNames, refuse_other_head, weight
 from model.foreign.weights import Part, Renamed, Weights
 from model.weights import Array, file_name
@@ -81,7 +82,16 @@ def inside(prefix: str, parts: Mapping[str, Part]) -> dict[str, Part]:
     return {ours: replace(part, keys=(f"{prefix}.{part.keys[0]}",)) for ours, part in parts.items()}
 
 
-def granite_names(logits_scaling: float) -> Mamba2HybridNames:
+#: The MLP of Granite, in folders: of hybrids with two matrices in one, and of the others.
+STACKED_MLP = {
+    "mlp.gate.weight": weight("shared_mlp.input_linear", "first_half"),
+    "mlp.up.weight": weight("shared_mlp.input_linear", "second_half"),
+    "mlp.down.weight": weight("shared_mlp.output_linear"),
+}
+SEPARATE_MLP = {f"mlp.{n}.weight": weight(f"mlp.{n}_proj") for n in ("gate", "up", "down")}
+
+
+def granite_names(logits_scaling: float, mlp: Mapping[str, Part]) -> Mamba2HybridNames:
     """Those of Granite, whose logits are divided by ``logits_scaling``: here the norm before."""
     return Mamba2HybridNames(
         ends={
@@ -93,9 +103,7 @@ def granite_names(logits_scaling: float) -> Mamba2HybridNames:
         both={
             "mixer_norm.weight": weight("input_layernorm"),
             "mlp_norm.weight": weight("post_attention_layernorm"),
-            "mlp.gate.weight": weight("shared_mlp.input_linear", "first_half"),
-            "mlp.up.weight": weight("shared_mlp.input_linear", "second_half"),
-            "mlp.down.weight": weight("shared_mlp.output_linear"),
+            **mlp,
         },
         attention=inside("self_attn", FOLDER_ATTENTION),
         other=inside("mamba", FOLDER_MAMBA),
@@ -214,9 +222,15 @@ DENSE_ALONE = "only the dense ones of this family are"
 
 
 def read_granite(source: ForeignConfig, weights: Weights) -> Read:
-    """A folder of ``granitemoehybrid`` without experts."""
-    files, names = weights.take_all(), granite_names(source.scale("logits_scaling"))
+    """A folder of ``granite``, whose layers are all attention."""
+    files, names = weights.take_all(), granite_names(source.scale("logits_scaling"), SEPARATE_MLP)
     return _read(files, _granite(source), names)
+
+
+def read_granite_hybrid(source: ForeignConfig, weights: Weights) -> Read:
+    """A folder of ``granitemoehybrid`` without experts."""
+    files, names = weights.take_all(), granite_names(source.scale("logits_scaling"), STACKED_MLP)
+    return _read(files, _granite_hybrid(source), names)
 
 
 def read_nemotron(source: ForeignConfig, weights: Weights) -> Read:
@@ -243,9 +257,11 @@ def key_layouts(config: Mamba2HybridConfig) -> list[dict[str, Part]]:
         raise ConfigError("--lora is not for falcon_h1 models: merge the adapter with peft")
     if not config.ends_with_mlp:
         return [nemotron_names(prefix).parts_of(config) for prefix in ("model", "backbone")]
-    parts = granite_names(1.0).parts_of(config)
-    del parts["norm.weight"]
-    return [parts]
+    mlps = [STACKED_MLP] if any(config.is_mamba) else [SEPARATE_MLP, STACKED_MLP]
+    layouts = [granite_names(1.0, mlp).parts_of(config) for mlp in mlps]
+    for parts in layouts:
+        del parts["norm.weight"]
+    return layouts
 
 
 def _read(files: Mapping[str, Array], config: Mamba2HybridConfig, names: Mamba2HybridNames) -> Read:
@@ -258,6 +274,16 @@ def _read(files: Mapping[str, Array], config: Mamba2HybridConfig, names: Mamba2H
 
 
 def _granite(source: ForeignConfig) -> Mamba2HybridConfig:
+    source.choice("mlp_bias", False)
+    kinds = ["attention"] * source.num_layers("num_hidden_layers")
+    return Mamba2HybridConfig(
+        **_shared(source, kinds, True),
+        **_granite_scales(source),
+        intermediate_size=source.integer("intermediate_size"),
+    )
+
+
+def _granite_hybrid(source: ForeignConfig) -> Mamba2HybridConfig:
     if source.anything("num_local_experts"):
         raise ConfigError(f"{source.family}: num_local_experts is not supported: {DENSE_ALONE}")
     source.ignore("intermediate_size", "num_experts_per_tok")  # of experts
@@ -269,13 +295,19 @@ def _granite(source: ForeignConfig) -> Mamba2HybridConfig:
     return Mamba2HybridConfig(
         **shared,
         **_mamba(source, shared["hidden_size"]),
+        **_granite_scales(source),
         intermediate_size=source.integer("shared_intermediate_size", 1024),
-        embedding_scale=source.scale("embedding_multiplier"),
-        residual_scale=source.scale("residual_multiplier"),
-        attention_scale=source.scale("attention_multiplier"),
-        norm_eps=source.number("rms_norm_eps", 1e-6),
-        max_context=source.integer("max_position_embeddings", 2048),
     )
+
+
+def _granite_scales(source: ForeignConfig) -> dict[str, Any]:
+    return {
+        "embedding_scale": source.scale("embedding_multiplier"),
+        "residual_scale": source.scale("residual_multiplier"),
+        "attention_scale": source.scale("attention_multiplier"),
+        "norm_eps": source.number("rms_norm_eps", 1e-6),
+        "max_context": source.integer("max_position_embeddings", 2048),
+    }
 
 
 def _nemotron(source: ForeignConfig) -> Mamba2HybridConfig:
@@ -428,6 +460,13 @@ def kinds_of_layers(source: ForeignConfig, *known: str) -> list[str]:
 
 #: Sizes of experts, of which there are none.
 GGUF_HARMLESS = ("expert_used_count", "expert_shared_feed_forward_length")
+#: The architectures whose layers all have attention.
+ALL_ATTENTION = ("granite", "falcon-h1")
+#: What the converter says of the Mamba-2 that a Granite 4.0 without "H" does not have.
+GGUF_NO_MAMBA = tuple(
+    f"ssm.{name}"
+    for name in ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")
+)
 
 
 def read_gguf(file: GgufFile, name: str) -> tuple[Mamba2HybridConfig, Renamed]:
@@ -438,8 +477,12 @@ def read_gguf(file: GgufFile, name: str) -> tuple[Mamba2HybridConfig, Renamed]:
     family = str(file.metadata["general.architecture"])
     source = GgufSource(file, name, family)
     names = gguf_names()
-    shared = _gguf_shared(source, file)
-    if family == "granitehybrid":
+    shared = _gguf_shared(source, file, family in ALL_ATTENTION)
+    if family == "granite":
+        source.ignore(*GGUF_NO_MAMBA)
+    else:
+        shared |= _gguf_mamba(source)
+    if family in ("granite", "granitehybrid"):
         config = _gguf_granite(source, shared)
         names = gguf_names(source.scale("logit_scale"))
     elif family == "nemotron_h":
@@ -454,44 +497,29 @@ def read_gguf(file: GgufFile, name: str) -> tuple[Mamba2HybridConfig, Renamed]:
     return config, weights
 
 
-def _gguf_shared(source: GgufSource, file: GgufFile) -> dict[str, Any]:
+def _gguf_shared(source: GgufSource, file: GgufFile, all_attention: bool) -> dict[str, Any]:
     """What all say in the same way."""
-    num_layers, size, width = source.sizes(file)
     if source.anything("expert_count"):
         raise ConfigError(f"{source.family}: expert_count is not supported: {DENSE_ALONE}")
     source.ignore(*GGUF_HARMLESS)
     # Nemotron-H's files may have but the second, as its configs do.
     eps = source.number("attention.layer_norm_epsilon", 1e-5)
     eps = source.number("attention.layer_norm_rms_epsilon", eps)
-    kv_heads = source.per_layer("attention.head_count_kv", num_layers)
-    layers = tuple(layer for layer, heads in enumerate(kv_heads) if heads)
-    heads = source.integer("attention.head_count")
-    inner, mamba_heads = source.integer("ssm.inner_size"), source.integer("ssm.time_step_rank")
-    if inner % mamba_heads:
-        raise ConfigError(
-            f"{source.family}: ssm.time_step_rank must divide {inner}, not {mamba_heads}"
-        )
-    head_dim = source.integer("attention.key_length", width // heads)
-    source.agree("attention.value_length", head_dim)
+    theta = source.number("rope.freq_base", 1e4)
+    sizes = source.decoder(file, all_attention=all_attention)
+    return sizes | {"rope_theta": theta, "norm_eps": eps}
+
+
+def _gguf_mamba(source: GgufSource) -> dict[str, Any]:
+    inner, heads = source.integer("ssm.inner_size"), source.integer("ssm.time_step_rank")
+    if inner % heads:
+        raise ConfigError(f"{source.family}: ssm.time_step_rank must divide {inner}, not {heads}")
     return {
-        "vocab_size": size,
-        "hidden_size": width,
-        "num_hidden_layers": num_layers,
-        "attention_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": source.num_kv_heads(kv_heads, layers),
-        "head_dim": head_dim,
-        "rope_theta": source.number("rope.freq_base", 1e4),
-        "num_mamba_heads": mamba_heads,
-        "mamba_head_dim": inner // mamba_heads,
+        "num_mamba_heads": heads,
+        "mamba_head_dim": inner // heads,
         "state_size": source.integer("ssm.state_size"),
         "num_groups": source.integer("ssm.group_count"),
         "conv_size": source.integer("ssm.conv_kernel"),
-        "norm_eps": eps,
-        "tied": "output.weight" not in file,
-        "bos_token_id": source.special_id(BOS, size),
-        "eos_token_id": source.special_id(EOS, size),
-        "max_context": source.integer("context_length"),
     }
 
 
@@ -529,12 +557,9 @@ def _gguf_falcon_h1(
 ) -> Mamba2HybridConfig:
     head_dim = shared["head_dim"]
     source.agree("rope.dimension_count", head_dim)
-    layers = tuple(range(shared["num_hidden_layers"]))
-    if shared["attention_layers"] != layers:
-        raise ConfigError(f"{source.family}: attention.head_count_kv must not be 0 in any layer")
     return Mamba2HybridConfig(
         **shared,
-        mamba_layers=layers,
+        mamba_layers=shared["attention_layers"],
         intermediate_size=source.integer("feed_forward_length"),
         rotary_dim=head_dim,
         mixer_norm="blk.0.ssm_norm.weight" in file,

@@ -294,6 +294,32 @@ class PythonReader:
         return taken
 
 
+class JsonReader:
+    """Finds where one JSON value ends that comes in pieces: at a bracket which it did not open."""
+
+    _MARKS = re.compile(r'\\.|["\\{}\[\]]', re.DOTALL)
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_text = self._is_escaped = False
+
+    def end_in(self, text: str) -> int | None:
+        """The place of that bracket in ``text``, which follows what was given before."""
+        begin = int(self._is_escaped and bool(text))
+        self._is_escaped = self._is_escaped and not text
+        for found in self._MARKS.finditer(text, begin):
+            mark = found[0]
+            if mark == "\\":  # the last character, and what it escapes comes with the next text
+                self._is_escaped = True
+            elif mark == '"':
+                self._in_text = not self._in_text
+            elif not self._in_text and len(mark) == 1:
+                self._depth += 1 if mark in "[{" else -1
+                if self._depth < 0:
+                    return found.start()
+        return None
+
+
 # -------------------------------------------------------------------------------------------------
 # Reads calls of functions from an answer as it comes, in any form of `model.chat`.
 
@@ -339,7 +365,7 @@ class CallReader:
         self._texts: Set[str] = frozenset()
         self._num_parameters = self._num_skipped = 0
         self._is_text = False
-        self._python = PythonReader()
+        self._python, self._json = PythonReader(), JsonReader()
         #: Whether all of the answer was calls, the last one complete.
         self.is_complete = False
 
@@ -380,7 +406,7 @@ class CallReader:
         pieces.append(CallBegins(self._num_calls, name))
         self._num_calls += 1
         self._texts, self._num_parameters = self._form.texts.get(name, frozenset()), 0
-        self._held, self._python = rest, PythonReader()
+        self._held, self._python, self._json = rest, PythonReader(), JsonReader()
         if self._form.is_python:
             self._read = self._keywords
         else:
@@ -388,12 +414,21 @@ class CallReader:
         return True
 
     def _arguments(self, pieces: list[Piece]) -> bool:
-        """JSON, which cannot hold what a call ends with: there is a line break in it."""
-        text, is_over = self._taken_until(self._form.end)
-        self._add(pieces, text)
+        """JSON, behind which a call ends with a bracket that is not the value's."""
+        place = self._json.end_in(self._held)
+        is_over = place is not None
+        self._add(pieces, self._held[:place])
+        self._held = self._held[place:] if is_over else ""
         if is_over:
-            self._end_call()
+            self._read = self._call_end
         return is_over
+
+    def _call_end(self, pieces: list[Piece]) -> bool:
+        is_there = self._held.startswith(self._form.end)
+        if is_there:
+            self._held = self._held.removeprefix(self._form.end)
+            self._end_call()
+        return is_there
 
     def _keywords(self, pieces: list[Piece]) -> bool:
         """Those of a call in Python's syntax, which a bracket outside of texts ends."""

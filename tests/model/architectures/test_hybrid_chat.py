@@ -8,7 +8,7 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from model.chat import LISTED, PARAMETERS, PLAIN, TAGGED, ChatTemplate, Switch, form_in
+from model.chat import JSON_LIST, LISTED, PARAMETERS, PLAIN, TAGGED, ChatTemplate, Switch, form_in
 from model.checkpoint import chat_of
 from model.families.lfm2.chat import TEMPLATE as LFM2
 from model.families.qwen35.chat import TEMPLATE as QWEN35
@@ -78,6 +78,25 @@ def test_calls_by_parameters_are_told_from_other_forms() -> None:
     assert form_in(XML.replace("<tool_call>", "<seed:tool_call>")) is None
     assert form_in(XML.replace("<parameter=a>", "{")) is None
     assert form_in(XML.replace("<function=f>", "{")) == TAGGED
+
+
+def test_nemotron_calls_in_a_list_of_json() -> None:
+    template = """{{ tools }}<TOOLCALL>[{"name": "f", "arguments": {}}]</TOOLCALL>"""
+    assert form_in(template) == JSON_LIST
+    assert form_in(template.replace("arguments", "parameters")) is None
+    assert form_in(template.replace("<TOOLCALL>[", "<TOOLCALL>")) is None
+
+
+def test_switch_that_a_template_sets_by_itself_is_none() -> None:
+    """As that of Nemotron-Nano-v2, which finds in the messages whether to think."""
+    own = "{%- set ns = namespace(a=1, enable_thinking = true) -%}{{ ns.enable_thinking }}</think>"
+    thinking = ChatTemplate(own).thinking
+    assert thinking is not None and thinking.switches == ()
+    given = own.replace("= true", "= enable_thinking | default(true)")
+    compared = own.replace("a=1,", "enable_thinking == 1,")
+    for template in (given, compared):
+        thinking = ChatTemplate(template).thinking
+        assert thinking is not None and thinking.switches == (Switch("enable_thinking"),)
 
 
 def test_lfm2_begins_with_its_start_token() -> None:

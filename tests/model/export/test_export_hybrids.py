@@ -20,15 +20,29 @@ from model.families.qwen35.network import Qwen35
 from model.foreign.config import SCALINGS, Rotary
 from tests.hybrid_gguf import hybrid_tensors
 from tests.hybrids import FAMILIES, HYBRIDS, ours, qwen35, randomise, texts
-from tests.model.architectures.rwkv7_llama import logprobs_after
+from tests.model.architectures.rwkv7_llama import logprobs_after, run_llama
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
 
 #: With a vocabulary that holds `tiny_tokenizer`'s, and keys and values of one width.
 SERVED = ["qwen35-wide", "qwen35-triple", "lfm2-wide", "llama-wide", "qwen2-wide", "qwen3-wide"]
-#: All that are written; the hybrids over Mamba-2 are only read.
-WRITTEN = [name for name, hybrid in HYBRIDS.items() if hybrid.config.attention in WRITERS]
+#: The same with Mamba, which are written in GGUF alone; files of the last have its scale in the
+#: weights.
+OVER_MAMBA = ["granite-wide", "nemotron-wide", "jamba-wide", "falcon-wide"]
+GGUF_ALONE = ["granite3-wide", *OVER_MAMBA]
+#: All that are written as folders.
+WRITTEN = [
+    name for name, hybrid in HYBRIDS.items() if "hf" in WRITERS.get(hybrid.config.attention, {})
+]
 #: Of logarithms of probabilities down to -12: llama.cpp adds up in other orders.
 LLAMA_TOLERANCE = 2e-4
+#: Of matrices in GGUF those that stay float32, whatever is asked for.
+FLOAT32 = ("conv1d.weight", "conv.weight", "ssm_a", "ssm_d", "_norm.weight")
+#: Tensors with other numbers than the converter's: what logits are multiplied with is in the norm.
+MULTIPLIED = {
+    "granite-wide": ("output_norm.weight",),
+    "granite3-wide": ("output_norm.weight",),
+    "falcon-wide": ("output_norm.weight", "output.weight"),
+}
 #: A gated delta net in each layer.
 PURE = "pure"
 
@@ -54,7 +68,12 @@ def written(source: Checkpoint, folder: Path, kind: str, dtype: str = "float32")
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [*itertools.product(SERVED, ["hf", "gguf"]), (PURE, "hf"), ("lfm3-wide", "hf")],
+    [
+        *itertools.product(SERVED, ["hf", "gguf"]),
+        *itertools.product(GGUF_ALONE[:-1], ["gguf"]),
+        (PURE, "hf"),
+        ("lfm3-wide", "hf"),
+    ],
 )
 def test_what_is_written_is_read_back_as_the_same(tmp_path: Path, name: str, kind: str) -> None:
     """Bit for bit, but for norms that folders store less one and the logarithm of the decay."""
@@ -70,6 +89,30 @@ def test_what_is_written_is_read_back_as_the_same(tmp_path: Path, name: str, kin
         error = np.abs(np.asarray(found.weights[key]) - tensor).max()
         assert error <= (0.0 if is_exact else 5e-7), key
     assert found.tokenizer.digest == source.tokenizer.digest
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_scale_of_embeddings_is_part_of_a_falcon_h1(tmp_path: Path, tied: bool) -> None:
+    """As in the converter's files, but that the last norm makes up for it in a tied head."""
+    source = checkpoint("falcon-wide")
+    config = dataclasses.replace(source.config, tied=tied)  # type: ignore[type-var]
+    names = config.weight_shapes()
+    source = Checkpoint(
+        config, {name: source.weights[name] for name in names}, source.tokenizer, source.digest
+    )
+    found = load_checkpoint(written(source, tmp_path, "gguf"))
+    assert found.config.tied == tied  # type: ignore[attr-defined]
+    assert found.config.embedding_scale == 1.0  # type: ignore[attr-defined]
+    ids = texts("falcon-wide", 60)
+    wanted = source.model.parallel(ids)
+    assert (found.model.parallel(ids) - wanted).abs().max() < 2e-6 * wanted.abs().max()
+    changed = {
+        name
+        for name in names
+        if not name.endswith("A_log")
+        and not np.array_equal(found.weights[name], source.weights[name])
+    }
+    assert changed == {"embedding.weight", *(["norm.weight"] if tied else [])}
 
 
 @pytest.mark.parametrize("name", [*WRITTEN, PURE])
@@ -88,7 +131,7 @@ def test_transformers_reads_the_folder_and_agrees(tmp_path: Path, name: str) -> 
 
 
 @pytest.mark.package
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", [*SERVED, *GGUF_ALONE])
 def test_llama_cpp_reads_the_gguf_file_and_agrees(tmp_path: Path, name: str) -> None:
     source = checkpoint(name)
     prompt = texts("qwen35-wide", 40, batch=1)
@@ -100,8 +143,21 @@ def test_llama_cpp_reads_the_gguf_file_and_agrees(tmp_path: Path, name: str) -> 
     assert (found - wanted)[said].abs().max() < LLAMA_TOLERANCE
 
 
+@pytest.mark.package
+@pytest.mark.parametrize("name", GGUF_ALONE)
+def test_llama_cpp_writes_the_same_tokens(tmp_path: Path, name: str) -> None:
+    source, prompt = checkpoint(name), texts(name, 44, batch=1)[0].tolist()
+    ids = run_llama(written(source, tmp_path, "gguf"), prompt, 300)
+    logits = source.model.parallel(torch.tensor([prompt + ids]))[0, len(prompt) - 1 : -1]
+    logits[:, source.tokenizer.eos_token_ids] = -torch.inf  # as it was told to continue
+    assert ids == logits.argmax(dim=-1).tolist()
+    assert len(set(ids)) > 20
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "q8_0"])
-@pytest.mark.parametrize("name", ["qwen35-wide", "lfm2-wide", "llama-wide", "qwen2-wide"])
+@pytest.mark.parametrize(
+    "name", ["qwen35-wide", "lfm2-wide", "llama-wide", "qwen2-wide", *GGUF_ALONE]
+)
 def test_gguf_has_the_tensors_and_types_of_the_converter(
     tmp_path: Path, name: str, dtype: str
 ) -> None:
@@ -112,9 +168,9 @@ def test_gguf_has_the_tensors_and_types_of_the_converter(
     assert found.keys() == wanted.keys()
     for key, tensor in found.items():
         assert tuple(reversed(tensor.shape.tolist())) == wanted[key].shape, key
-        stays = wanted[key].ndim == 1 or key.endswith(("conv1d.weight", "conv.weight"))
+        stays = wanted[key].ndim == 1 or key.endswith(FLOAT32)
         assert tensor.tensor_type.name == ("F32" if stays else kind), key
-        if dtype == "float32":
+        if dtype == "float32" and key not in MULTIPLIED.get(name, ()):
             np.testing.assert_allclose(tensor.data, wanted[key], rtol=0, atol=5e-7, err_msg=key)
 
 
@@ -126,6 +182,18 @@ def test_gguf_has_the_tensors_and_types_of_the_converter(
         ("lfm2-wide", {"head_dim": 32}, "GGUF implies a head_dim of 64 / 4, the model has 32"),
         ("llama-wide", {"out_bias": True}, "no family that is known elsewhere has out_bias alone"),
         ("qwen3-wide", {"qkv_bias": True, "out_bias": True}, "GGUF has no biases of qwen3"),
+        ("granite-wide", {"attention_layers": (), "context": 0}, "no hybrid without a layer of at"),
+        ("granite-wide", {"rotary_dim": 8}, "GGUF implies rotary_dim 16, the model has 8"),
+        ("granite-wide", {"mamba_head_dim": 8}, r"heads \* mamba_head_dim 128, the model has 64"),
+        ("granite-wide", {"mixer_norm": False}, "implies a mixer_norm in granitehybrid, the mode"),
+        ("granite-wide", {"head_dim": 15}, "GGUF implies an even head_dim, the model has 15"),
+        ("granite-wide", {"mamba_layers": (0, 1, 2, 3, 4)}, "no model with both mixers in some of"),
+        ("nemotron-wide", {"rotary_dim": 16}, "GGUF implies rotary_dim 0, the model has 16"),
+        ("nemotron-wide", {"embedding_scale": 2.0}, "GGUF implies embedding_scale 1, the model h"),
+        ("falcon-wide", {"rotary_dim": 0}, "GGUF implies rotary_dim 16, the model has 0"),
+        ("falcon-wide", {"residual_scale": 2.0}, "GGUF implies residual_scale 1, the model has 2"),
+        ("falcon-wide", {"attention_scale": 0.3}, r"implies attention_scale 0\.25, the model has"),
+        ("jamba-wide", {"inner_size": 96}, "GGUF implies inner_size 128, the model has 96"),
         ("smollm3-odd", {"unrotated_layers": (1,)}, r"GGUF implies unrotated_layers \[3\], the"),
     ],
 )

@@ -36,7 +36,12 @@ from tests.model.foreign.test_jamba import jamba_model
 from tests.model.foreign.test_lfm3 import FLOAT16_STEP
 from tests.model.foreign.test_lfm3 import built as lfm3_model
 from tests.model.foreign.test_llama import llama
-from tests.model.foreign.test_mamba2_hybrid import falcon_model, granite_model, nemotron_model
+from tests.model.foreign.test_mamba2_hybrid import (
+    falcon_model,
+    granite3_model,
+    granite_model,
+    nemotron_model,
+)
 
 #: Of logits, by the largest: transformers adds up float32 in another order.
 TOLERANCE = 1e-4
@@ -52,6 +57,7 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": lambda: llama(attention_bias=True),
     "llama-tied": lambda: llama(tie_word_embeddings=True, num_key_value_heads=2),
     "granite": granite_model,
+    "granite3": granite3_model,
     "jamba": jamba_model,
     "nemotron": nemotron_model,
     "mamba": lambda: copy.deepcopy(mamba.theirs("first")),
@@ -242,7 +248,7 @@ def test_merged_model_with_a_head_of_its_own_is_exported(
     assert error <= 4 * FLOAT16_STEP * wanted.abs().max()  # keys and values are float16
 
 
-@pytest.mark.parametrize("name", ["qwen35-triple", "lfm2-wide", "llama-wide"])
+@pytest.mark.parametrize("name", ["qwen35-triple", "lfm2-wide", "llama-wide", "granite3-wide"])
 def test_gguf_and_folder_get_the_same_from_an_adapter(
     tmp_path: Path, tokenizer: Tokenizer, name: str
 ) -> None:

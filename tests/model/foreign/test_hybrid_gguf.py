@@ -37,7 +37,7 @@ ROUNDED_TOLERANCE = {"BF16": 0.05, "Q8_0": 0.15}
 #: With sizes that llama.cpp takes (keys and values of one width, whole blocks of Q8_0), and the
 #: length of a prompt after which no two ids come so near that rounding decides.
 SERVED = {"qwen35-wide": 44, "qwen35-triple": 42, "lfm2-wide": 36}
-SERVED |= {"granite-wide": 44, "nemotron-wide": 44, "falcon-wide": 44}
+SERVED |= {"granite-wide": 44, "granite3-wide": 44, "nemotron-wide": 44, "falcon-wide": 44}
 SERVED |= {"jamba-wide": 44, "llama-wide": 44, "qwen2-wide": 44, "qwen3-wide": 44}
 #: In whose files some weights are those of the folder times its multipliers.
 MULTIPLIED = [name for name, hybrid in HYBRIDS.items() if hybrid.family == "falcon_h1"]
@@ -178,6 +178,17 @@ def test_other_ways_to_say_the_same_are_read(path: Path, change: dict[str, Any])
     assert found == wanted
 
 
+def test_granite_without_mamba_may_have_what_the_converter_says_of_it(path: Path) -> None:
+    """As of the 4.0 without "H", whose config is that of a hybrid."""
+    wanted, _ = read_gguf(GgufFile(write_hybrid(path, "granite3-wide")), path.name)
+    names = ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")
+    change: dict[str, Any] = {f"ssm.{name}": 4 for name in names}
+    change |= {"attention.head_count_kv": [2, 2, 2], "rope.scaling.finetuned": True}
+    change |= {"expert_shared_feed_forward_length": 96}
+    found, _ = read_gguf(GgufFile(write_hybrid(path, "granite3-wide", change=change)), path.name)
+    assert found == wanted
+
+
 def test_nemotron_may_have_one_epsilon(path: Path) -> None:
     change = {"attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": 2e-6}
     config, _ = read_gguf(GgufFile(write_hybrid(path, "nemotron-odd", change=change)), path.name)
@@ -237,6 +248,9 @@ def test_file_is_served_with_the_tokenizer_inside(path: Path) -> None:
         (JAMBA, {"ssm.inner_size": None}, r"ssm\.inner_size is missing"),
         (JAMBA, {"ssm.dt_b_c_rms": True}, r"unknown field 'ssm\.dt_b_c_rms'"),
         (JAMBA, {"ssm.state_size": 15}, r"ssm_x\.weight is \[64, 128\], wanted \[62, 128\]"),
+        ("granite3-wide", {"attention.head_count_kv": [2, 0, 2]}, "must not be 0 in any layer"),
+        ("llama-wide", {"attention.head_count_kv": [3, 3, 0, 3]}, "must not be 0 in any layer"),
+        ("granite3-wide", {"ssm.dt_b_c_rms": True}, r"unknown field 'ssm\.dt_b_c_rms'"),
         ("nemotron-odd", {"feed_forward_length": 37}, "feed_forward_length must be one number in"),
         ("nemotron-odd", {"feed_forward_length": [0, 37, 0, 0, 38]}, "must be one number in some"),
         ("nemotron-odd", {"rope.scaling.finetuned": True}, "finetuned True is not supported"),

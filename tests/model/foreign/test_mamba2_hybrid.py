@@ -16,7 +16,7 @@ from model.families.mamba2_hybrid.config import Mamba2HybridConfig
 from model.files import ConfigError
 from model.native.runtime import Runtime
 from model.tokenizer import Tokenizer
-from tests.hybrids import Hybrid, falcon, granite, nemotron, randomise
+from tests.hybrids import Hybrid, falcon, granite, granite3, nemotron, randomise
 from tests.model.foreign.conftest import tokens
 from tests.model.foreign.test_gpt2 import edit_config
 from tests.model.foreign.test_hybrids import TOLERANCE, assert_rows, edit_weights
@@ -32,6 +32,10 @@ def built(hybrid: Hybrid, **changes: Any) -> PreTrainedModel:
 
 def granite_model(**changes: Any) -> PreTrainedModel:
     return built(granite(vocab_size=310), **changes)
+
+
+def granite3_model(**changes: Any) -> PreTrainedModel:
+    return built(granite3(vocab_size=310), **changes)
 
 
 def nemotron_model(**changes: Any) -> PreTrainedModel:
@@ -52,6 +56,8 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
         mamba_n_heads=6,
         mamba_d_head="auto",
     ),
+    "granite3": granite3_model,
+    "granite3-untied": lambda: granite3_model(tie_word_embeddings=False, num_key_value_heads=2),
     "nemotron": nemotron_model,
     "nemotron-other": lambda: nemotron_model(n_groups=2, conv_kernel=3, layer_norm_epsilon=1e-6),
     "falcon-h1": falcon_model,
@@ -144,6 +150,67 @@ def test_granite_config_beyond_ours_is_refused_by_name(
     changes: dict[str, Any], message: str, folder: Path, tokenizer: Tokenizer
 ) -> None:
     edit_config(save(granite_model(), folder, tokenizer), **changes)
+    with pytest.raises(ConfigError, match=message):
+        load_checkpoint(folder)
+
+
+def test_published_granite_3_is_read(folder: Path, tokenizer: Tokenizer) -> None:
+    """The fields of Granite-3.1."""
+    theirs = granite3_model()
+    save(theirs, folder, tokenizer)
+    edit_config(
+        folder,
+        attention_bias=False,
+        attention_dropout=0.1,
+        initializer_range=0.02,
+        mlp_bias=False,
+        rope_parameters=None,
+        rope_scaling=None,
+        rope_theta=10000.0,
+        torch_dtype="bfloat16",
+        use_cache=True,
+    )
+    loaded, ids = load_checkpoint(folder), tokens(40)
+    assert isinstance(loaded.config, Mamba2HybridConfig)
+    assert loaded.config.attention_layers == (0, 1, 2) and not any(loaded.config.is_mamba)
+    wanted = theirs(ids).logits
+    torch.testing.assert_close(loaded.model.parallel(ids), wanted, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["granite3", "granite3-untied"])
+def test_granite_3_writes_the_greedy_tokens_of_transformers(
+    name: str, folder: Path, tokenizer: Tokenizer
+) -> None:
+    theirs = MODELS[name]()
+    loaded, prompt = load_checkpoint(save(theirs, folder, tokenizer)), tokens(44)[:1]
+    with torch.no_grad():
+        text = theirs.generate(
+            prompt, min_new_tokens=200, max_new_tokens=200, do_sample=False, pad_token_id=0
+        )
+    assert text.shape[1] == 244
+    logits = loaded.model.parallel(text)[0, 43:-1]
+    logits[:, 0] = -torch.inf  # the end, which was put off
+    assert logits.argmax(dim=-1).tolist() == text[0, 44:].tolist()
+    assert len(set(text[0, 44:].tolist())) > 20
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention_bias": True}, "attention_bias True is not supported"),
+        ({"mlp_bias": True}, "mlp_bias True is not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ({"logits_scaling": 0}, r"granite: logits_scaling must be positive, not 0\.0"),
+        ({"attention_multiplier": -1}, r"attention_multiplier must be positive, not -1\.0"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters of type 'yarn' is not"),
+        ({"num_local_experts": 8}, "granite: unknown field 'num_local_experts'"),
+        ({"intermediate_size": None}, "granite: intermediate_size is missing"),
+    ],
+)
+def test_granite_3_config_beyond_ours_is_refused_by_name(
+    changes: dict[str, Any], message: str, folder: Path, tokenizer: Tokenizer
+) -> None:
+    edit_config(save(granite3_model(), folder, tokenizer), **changes)
     with pytest.raises(ConfigError, match=message):
         load_checkpoint(folder)
 

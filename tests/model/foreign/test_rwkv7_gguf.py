@@ -414,7 +414,7 @@ def test_attention_is_refused_under_any_name_of_the_architecture(path: Path, let
         load_checkpoint(path)
 
 
-@pytest.mark.parametrize("architecture", ["gemma3", "phi3", "granite"])
+@pytest.mark.parametrize("architecture", ["gemma3", "phi3", "command-r"])
 def test_transformer_is_refused_with_what_is_served(path: Path, architecture: str) -> None:
     minimal(path, architecture, "blk.0.attn_q.weight", "blk.1.attn_q.weight", "output.weight")
     message = f"'{architecture}' models are not supported: its layers are attention, whose state"

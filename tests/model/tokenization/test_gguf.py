@@ -190,8 +190,9 @@ def test_falcon_cuts_punctuation_and_digits_by_threes() -> None:
     assert [word for word, _ in found] == pieces
 
 
-def test_smollm_cuts_each_digit() -> None:
-    codec = read(byte_level_metadata() | {P + "pre": "smollm"}, 300)
+@pytest.mark.parametrize("pre", ["smollm", "starcoder", "refact"])
+def test_smollm_cuts_each_digit(pre: str) -> None:
+    codec = read(byte_level_metadata() | {P + "pre": pre}, 300)
     assert isinstance(codec, LibraryCodec)
     found = words(Backend.from_str(codec.content()), "I'll pay 2024.5")
     pieces = ["I", "'ll", "\u0120pay", "\u0120", "2", "0", "2", "4", ".", "5"]

@@ -147,9 +147,9 @@ def test_names_of_ends_are_special_regardless_of_the_file() -> None:
 
 
 @pytest.mark.parametrize("is_special", [True, False])
-def test_ends_of_a_list_of_calls_are_text_of_answers_alone(is_special: bool) -> None:
+@pytest.mark.parametrize("name", ["<|tool_call_start|>", "<TOOLCALL>"])
+def test_ends_of_a_list_of_calls_are_text_of_answers_alone(name: str, is_special: bool) -> None:
     backend = Backend.from_str(tiny_tokenizer().content)
-    name = "<|tool_call_start|>"
     backend.add_tokens([AddedToken(name, special=is_special)])
     ours = Tokenizer.from_json(backend.to_str())
     id = ours.special_ids[name]

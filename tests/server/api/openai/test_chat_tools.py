@@ -289,6 +289,32 @@ async def test_calls_by_parameters_are_shown_as_json() -> None:
     assert read.endswith("</function>\n</tool_call>It rains.")
 
 
+#: As that of Nemotron-Nano-v2.
+NEMOTRON = """\
+{%- if tools %}
+{{- '<AVAILABLE_TOOLS>' + tools | tojson + '</AVAILABLE_TOOLS>' }}
+{{- '<TOOLCALL>[{"name": "NAME", "arguments": "ARGUMENTS"}]</TOOLCALL>' }}
+{%- endif %}
+{%- for message in messages %}
+{{- message.content or '' }}
+{%- if message.tool_calls %}
+{{- '<TOOLCALL>[' }}
+{%- for call in message.tool_calls %}
+{{- '{"name": "' + call.function.name + '", "arguments": ' }}
+{{- call.function.arguments | tojson + '}' + (', ' if not loop.last else '') }}
+{%- endfor %}
+{{- ']</TOOLCALL>' }}
+{%- endif %}
+{%- endfor %}
+"""
+
+
+async def test_calls_in_a_list_of_json_are_shown_one_by_one() -> None:
+    arguments, read = await called_and_read(NEMOTRON)
+    call_text = f'{{"name": "weather", "arguments": {json.dumps(arguments)}}}'
+    assert read.endswith(f"<TOOLCALL>[{call_text}]</TOOLCALL>It rains.")
+
+
 #: As those of LFM2 and of LFM2.5 show tools and results; they write no calls.
 LFM2 = """\
 {%- if tools %}

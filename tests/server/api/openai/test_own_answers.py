@@ -11,7 +11,7 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from model.chat import FENCED, LISTED, PARAMETERS, TAGGED, CallForm, ChatTemplate
+from model.chat import FENCED, JSON_LIST, LISTED, PARAMETERS, TAGGED, CallForm, ChatTemplate
 from model.families.arwkv7.chat import TEMPLATE as ARWKV7
 from model.families.lfm2.chat import TEMPLATE as LFM2
 from model.families.qwen35.chat import TEMPLATE as OUR_QWEN35
@@ -71,11 +71,13 @@ IN_PARAMETERS = "".join(
     for name, value in ARGUMENTS.items()
 )
 LIST = '[look(place="a", days=1, list=[True, None]), wait()]'
+OBJECT = f'{{"name": "look", "arguments": {json.dumps(ARGUMENTS)}}}'
 CALLS = [
     (TAGGED, f"{TAGGED.begin}look{TAGGED.middle}{json.dumps(ARGUMENTS)}{TAGGED.end}"),
     (FENCED, f"{FENCED.begin}look{FENCED.middle}{json.dumps(ARGUMENTS)}{FENCED.end}"),
     (PARAMETERS, f"{PARAMETERS.begin}look{PARAMETERS.middle}{IN_PARAMETERS}{PARAMETERS.end}"),
     (LISTED, f"<|tool_call_start|>{LIST}<|tool_call_end|>"),
+    (JSON_LIST, f'<TOOLCALL>[{OBJECT}, {{"name": "wait", "arguments": {{}}}}]</TOOLCALL>'),
 ]
 TOOL: Json = {
     "type": "function",

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from model.chat import (
     FENCED,
     FORMS,
+    JSON_LIST,
     LISTED,
     PARAMETERS,
     PLAIN,
@@ -103,7 +104,8 @@ def test_several_calls_are_for_the_model_or_the_client_to_choose(
 
 def test_form_of_a_call_is_that_of_the_template() -> None:
     listed = "List of tools: <|tool_list_start|>["
-    for shown, form in (("<tool_call>", TAGGED), ("```json", FENCED), (listed, LISTED)):
+    known = (("<tool_call>", TAGGED), ("```json", FENCED), (listed, LISTED))
+    for shown, form in (*known, ("<TOOLCALL>[", JSON_LIST)):
         use = used(template=ChatTemplate("{{ tools }} arguments " + shown))
         assert (use.calls, dict(use.variables)) == (form, {})
     bare = ChatTemplate("", turns=Turns(calls=FENCED))
@@ -221,7 +223,17 @@ def test_arguments_are_streamed() -> None:
         CallBegins(0, "look"),
         Arguments(0, '{"a"'),
     ]
-    assert reader.push(": 1}") == [Arguments(0, ": 1")]
-    assert reader.push("}") == [Arguments(0, "}")]
+    assert reader.push(": 1}") == [Arguments(0, ": 1}")]
+    assert reader.push("}") == []
     assert reader.push("\n</tool_call>") == []
     assert reader.is_complete
+
+
+@pytest.mark.parametrize("value", ["5", '"}"', "[{}, [1]]", r'{"a\\": "\"}]", "b": {}}', '"\\\\"'])
+def test_arguments_end_at_a_bracket_that_they_did_not_open(value: str) -> None:
+    assert json.loads(value) is not None
+    text = f'<TOOLCALL>[{{"name": "f", "arguments": {value}}}]</TOOLCALL>'
+    assert read(*text, form=JSON_LIST) == ([CallBegins(0, "f"), Arguments(0, value)], True)
+    assert read(text, form=JSON_LIST) == ([CallBegins(0, "f"), Arguments(0, value)], True)
+    _, is_complete = read(text[:-1], form=JSON_LIST)
+    assert not is_complete
