@@ -57,7 +57,6 @@ constexpr int SAMPLER_BLOCK = 64;
 // What a level computes of a family's models; the models are of that family.
 struct FamilyKernels {
     size_t (*private_bytes)(const Model&, const Strides&);  // of each thread
-    int (*max_phases)(const Model&);                        // of a run
     void (*forward)(const Model&, const Batch&, Worker&);
 };
 

@@ -9,7 +9,6 @@ namespace EVERSTREAM_LEVEL {
 class MlpStep : protected Step {
 protected:
     using Step::Step;
-    static constexpr int MLP_PHASES = 4;
 
     // `place` is a buffer of padded_stride(l.down.k). `updates_of(weight)` gives the updates between
     // the products with it.

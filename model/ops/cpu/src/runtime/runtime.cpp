@@ -38,7 +38,7 @@ Runtime::Runtime(
       built_(build(options, weights, kernels_, precision, base)),
       strides_(strides_of(*built_.family, model())),
       num_ids_(num_ids),
-      team_(num_threads, family().max_phases(model())) {
+      team_(num_threads) {
     private_.resize(size_t(num_threads));
     for (Buffer& buffer : private_) {
         buffer.reserve(family().private_bytes(model(), strides_));

@@ -224,35 +224,41 @@ protected:
     }
 
     // Into how many parts the rows of a product go: where panels are few, more of them, so that no
-    // thread waits long for the last task of another.
+    // thread waits long for the last task of another; as many for each thread.
     int parts_of(int rows, int panels) const {
         int parts = (rows + TASK_ROWS - 1) / TASK_ROWS;
         while (panels * parts < 4 * w.count() && rows / (parts + 1) >= 2 * TALL_ROWS) parts++;
-        return parts;
+        const int even = padded(parts, w.count());
+        return parts > 1 && rows / even >= 2 * TALL_ROWS ? even : parts;
     }
 
     // All products in one phase: all panels, all parts of the rows; and `extra(i)` for each i below
-    // `num_extra`, and `updates` between the tiles; these may touch nothing that the products do.
+    // `num_extra`, and `updates` between the tiles; these may touch nothing that the products do. Where
+    // there are parts for each thread, a thread has some of the rows in all products, else some panels.
     template <class Rows, int N, class Extra, class Updates>
     void products(
         Rows rows, const Product (&list)[N], int num_extra, Extra extra, Updates updates) {
-        int parts[N], total = 0;
+        int parts[N], total = 0, groups = w.count();
         for (int i = 0; i < N; i++) {
             const Matrix* weight = list[i].weight;
             parts[i] = weight ? parts_of(rows.span.num, weight->num_panels()) : 0;
             total += weight ? parts[i] * weight->num_panels() : 0;
+            if (parts[i] % w.count()) groups = 1;
         }
         w.each(total + num_extra, [&](int task) {
-            const auto share = updates.share(task < total ? task : 0, total);
+            if (task >= total) return extra(task - total);
+            const auto share = updates.share(task, total);
+            const int group = task / (total / groups);
+            task %= total / groups;
             for (int i = 0; i < N; i++) {
-                const int num = list[i].weight ? parts[i] * list[i].weight->num_panels() : 0;
+                const int num_parts = parts[i] / groups;
+                const int num = list[i].weight ? num_parts * list[i].weight->num_panels() : 0;
                 if (task < num) {
-                    const int panel = task / parts[i], part = task % parts[i];
+                    const int panel = task / num_parts, part = group * num_parts + task % num_parts;
                     return product(rows, list[i], panel, part, parts[i], share);
                 }
                 task -= num;
             }
-            extra(task);
         });
     }
     template <class Rows, int N>
@@ -312,19 +318,18 @@ private:
         const int end = rows.span.first + int(int64_t(num) * (part + 1) / parts);
         matmul_task(
             *product.weight, rows.all().from(product.first_row), begin, end - begin, panel,
-            panel + w.count(), product.out, p.products, updates);
+            panel + 1, product.out, p.products, updates);
     }
 };
 
 // The table of a family whose models are an M, and whose step is an S with run(), and static
-// private_bytes(m, strides) and max_phases(m).
+// private_bytes(m, strides).
 template <class M, class S>
 constexpr FamilyKernels kernels_of_family() {
     return {
         [](const Model& m, const Strides& s) {
             return shared_private_bytes(s) + S::private_bytes(static_cast<const M&>(m), s);
         },
-        [](const Model& m) { return S::max_phases(static_cast<const M&>(m)); },
         [](const Model& m, const Batch& b, Worker& w) { S(static_cast<const M&>(m), b, w).run(); }};
 }
 

@@ -1,6 +1,5 @@
 #include "runtime/team.h"
 
-#include <cassert>
 #include <chrono>
 
 #if defined(__x86_64__)
@@ -23,38 +22,48 @@ void pause() {
 
 }  // namespace
 
-// The tasks of one run that were taken and finished, by phase.
+// What the threads of one run have taken and finished.
 struct Worker::Run {
-    struct alignas(64) Phase {
-        std::atomic<int> taken{0};
-        std::atomic<int> finished{0};
+    // How many tasks of a thread's range were taken in a phase, whose number is in the high bits.
+    struct alignas(64) Taken {
+        std::atomic<uint64_t> phase_and_number{0};
     };
-    Run(Team::Work w, int num) : work(std::move(w)), phases(new Phase[size_t(num)]), num_phases(num) {}
+    Run(Team::Work w, int num_threads) : work(std::move(w)), ranges(size_t(num_threads)) {}
 
     Team::Work work;
-    std::unique_ptr<Phase[]> phases;
-    int num_phases;
+    std::vector<Taken> ranges;
+    std::atomic<int64_t> finished{0};
 };
 
 int Worker::count() const { return team_.size(); }
 
-int Worker::claim(int num_tasks) {
-    assert(phase_ < run_.num_phases);
-    std::atomic<int>& taken = run_.phases[size_t(phase_)].taken;
-    if (taken.load(std::memory_order_relaxed) >= num_tasks) return num_tasks;
-    return taken.fetch_add(1, std::memory_order_relaxed);
+void Worker::begin_phase(int num_tasks) {
+    phase_++;
+    total_ += num_tasks;
 }
 
-void Worker::finish(int num_tasks) {
-    if (run_.phases[size_t(phase_)].finished.fetch_add(1) + 1 == num_tasks) team_.wake();
+// One of the `num` tasks of a range; `num` where all are taken.
+int Worker::claim(int owner, int num) {
+    std::atomic<uint64_t>& taken = run_.ranges[size_t(owner)].phase_and_number;
+    uint64_t seen = taken.load(std::memory_order_relaxed);
+    while (true) {
+        const auto phase = uint32_t(seen >> 32);
+        const int number = phase == phase_ ? int(uint32_t(seen)) : 0;
+        if (phase > phase_ || number >= num) return num;
+        const uint64_t next = uint64_t(phase_) << 32 | uint64_t(number + 1);
+        if (taken.compare_exchange_weak(seen, next, std::memory_order_relaxed)) return number;
+    }
 }
 
-void Worker::wait(int num_tasks) {
-    const std::atomic<int>& finished = run_.phases[size_t(phase_)].finished;
-    team_.wait([&] { return finished.load() >= num_tasks; });
+void Worker::finish(int num) {
+    if (run_.finished.fetch_add(num) + num == total_) team_.wake();
 }
 
-Team::Team(int num_threads, int max_phases) : max_phases_(max_phases) {
+void Worker::wait() {
+    team_.wait([&] { return run_.finished.load() >= total_; });
+}
+
+Team::Team(int num_threads) {
     for (int i = 1; i < num_threads; i++) threads_.emplace_back([this, i] { loop(i); });
 }
 
@@ -93,7 +102,7 @@ void Team::wake() {
 }
 
 void Team::run(Work work) {
-    const auto run = std::make_shared<Worker::Run>(std::move(work), max_phases_);
+    const auto run = std::make_shared<Worker::Run>(std::move(work), size());
     if (!threads_.empty()) {
         {
             const std::lock_guard<std::mutex> lock(mutex_);

@@ -1,8 +1,10 @@
 // A few threads that share the tasks of one run, phase by phase.
 //
-// No caller waits for a thread, only for tasks that a thread has begun: one that another process has
-// pushed aside comes late, finds its phases done and joins where the others are. A thread that
-// waits looks for `SPIN_TIME` and then sleeps, so an idle server uses no time.
+// Of a phase each thread has a range of its own, so that rows and weights next to each other stay in its
+// cache, and helps the others when that is done. No caller waits for a thread, only for tasks that a
+// thread has begun: one that another process has pushed aside comes late, finds its phases done and joins
+// where the others are. A thread that waits looks for `SPIN_TIME` and then sleeps, so an idle server uses
+// no time.
 #pragma once
 
 #include <atomic>
@@ -28,34 +30,42 @@ public:
     // all of them are done, by all threads. Only tasks may touch what a run shares.
     template <class Task>
     void each(int num_tasks, Task task) {
-        phase_++;
-        for (int i; (i = claim(num_tasks)) < num_tasks;) {
-            task(i);
-            finish(num_tasks);
+        begin_phase(num_tasks);
+        int done = 0;
+        for (int turn = 0; turn < count(); turn++) {
+            const int owner = (index_ + turn) % count(), begin = first_of(owner, num_tasks);
+            const int num = first_of(owner + 1, num_tasks) - begin;
+            for (int i; (i = claim(owner, num)) < num; done++) task(begin + i);
         }
-        wait(num_tasks);
+        if (done) finish(done);
+        wait();
+    }
+    // The first task of a thread's range.
+    int first_of(int thread, int num_tasks) const {
+        return int(int64_t(num_tasks) * thread / count());
     }
 
 private:
     friend class Team;
     struct Run;
     Worker(Team& team, Run& run, int index) : team_(team), run_(run), index_(index) {}
-    int claim(int num_tasks);
-    void finish(int num_tasks);
-    void wait(int num_tasks);
+    void begin_phase(int num_tasks);
+    int claim(int owner, int num);
+    void finish(int num);
+    void wait();
 
     Team& team_;
     Run& run_;
     int index_;
-    int phase_ = -1;
+    uint32_t phase_ = 0;
+    int64_t total_ = 0;  // tasks up to the end of the phase
 };
 
 class Team {
 public:
     using Work = std::function<void(Worker&)>;
 
-    // Runs have at most `max_phases` phases.
-    Team(int num_threads, int max_phases);
+    explicit Team(int num_threads);
     ~Team();
     Team(const Team&) = delete;
     Team& operator=(const Team&) = delete;
@@ -73,7 +83,6 @@ private:
     void wait(Ready ready);
     void wake();
 
-    int max_phases_;
     std::atomic<uint64_t> round_{0};
     std::atomic<int> sleepers_{0};
     std::mutex mutex_;

@@ -6,7 +6,6 @@ namespace everstream::EVERSTREAM_LEVEL {
 struct ToyStep : Step {
     ToyStep(const ToyModel& m, const Batch& b, Worker& w) : Step(m, b, w), m(m) {}
     static size_t private_bytes(const ToyModel&, const Strides&) { return 0; }
-    static int max_phases(const ToyModel& m) { return 8 + 5 * m.num_layers; }
 
     void run() {
         w.each(b.num_rows, [&](int row) {

@@ -27,7 +27,6 @@ public:
     }
 
     static size_t private_bytes(const BlockModel& m, const Strides&) { return size_t(head_room(m)) * (6 * 4 + 8); }
-    static int max_phases(const BlockModel& m) { return 16 + 18 * m.num_layers; }
 
 private:
     static int head_room(const BlockModel& m) {

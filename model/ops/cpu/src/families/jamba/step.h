@@ -30,9 +30,6 @@ public:
     static size_t private_bytes(const JambaModel& m, const Strides&) {
         return BoundedStep::private_bytes(m);
     }
-    static int max_phases(const JambaModel& m) {
-        return 8 + (ATTENTION_PHASES + MAMBA1_PHASES + MLP_PHASES) * m.num_layers;
-    }
 
 private:
     const JambaModel& m;

@@ -28,9 +28,6 @@ public:
     static size_t private_bytes(const Lfm2Model& m, const Strides&) {
         return BoundedStep::private_bytes(m);
     }
-    static int max_phases(const Lfm2Model& m) {
-        return 8 + (ATTENTION_PHASES + MLP_PHASES + 2) * m.num_layers;
-    }
 
 private:
     // Channels of a task.

@@ -25,9 +25,6 @@ public:
     static size_t private_bytes(const LlamaModel& m, const Strides&) {
         return BoundedStep::private_bytes(m);
     }
-    static int max_phases(const LlamaModel& m) {
-        return 8 + (ATTENTION_PHASES + MLP_PHASES) * m.num_layers;
-    }
 
 private:
     const LlamaModel& m;

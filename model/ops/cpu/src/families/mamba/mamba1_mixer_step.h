@@ -25,7 +25,6 @@ protected:
     using Base::products;
     using Base::s;
     using Base::w;
-    static constexpr int MAMBA1_PHASES = 10;
 
     void mamba1(const Norm& norm, int layer) {
         const Mamba1Mixer& l = mixers.layers[layer];

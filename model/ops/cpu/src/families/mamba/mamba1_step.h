@@ -21,7 +21,6 @@ public:
     }
 
     static size_t private_bytes(const Mamba1Model&, const Strides&) { return 0; }
-    static int max_phases(const Mamba1Model& m) { return 8 + MAMBA1_PHASES * m.num_layers; }
 
 private:
     const Mamba1Model& m;

@@ -22,7 +22,6 @@ protected:
     using Base::model;
     using Base::s;
     using Base::w;
-    static constexpr int MAMBA2_PHASES = 8;
 
     // What follows the products with `in`, up to those with `out`.
     void mamba2(const Part& all) {

@@ -24,7 +24,6 @@ public:
     }
 
     static size_t private_bytes(const Mamba2Model&, const Strides&) { return 0; }
-    static int max_phases(const Mamba2Model& m) { return 16 + MAMBA2_PHASES * m.num_layers; }
 
 private:
     template <class Updates>

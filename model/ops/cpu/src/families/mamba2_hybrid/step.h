@@ -34,9 +34,6 @@ public:
     static size_t private_bytes(const Mamba2HybridModel& m, const Strides&) {
         return BoundedStep::private_bytes(m);
     }
-    static int max_phases(const Mamba2HybridModel& m) {
-        return 8 + (ATTENTION_PHASES + MAMBA2_PHASES + MLP_PHASES) * m.num_layers;
-    }
 
 private:
     void recurrence(const Mamba2HybridLayer& l, const Part& all) {

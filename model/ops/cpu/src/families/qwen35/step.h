@@ -32,9 +32,6 @@ public:
         const size_t attention = BoundedStep::private_bytes(m), delta = ROWS * sizeof(DeltaToken);
         return attention > delta ? attention : delta;
     }
-    static int max_phases(const Qwen35Model& m) {
-        return 12 + (ATTENTION_PHASES + MLP_PHASES) * m.num_layers;
-    }
 
 private:
     // Rows that go through a head while a part of its state is in the nearest cache.

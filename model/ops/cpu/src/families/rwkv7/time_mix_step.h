@@ -20,7 +20,6 @@ public:
         return (size_t(head_room(m)) * 12 + size_t(s.x)) * sizeof(float);
     }
     // Those of a layer in halves are twice as many.
-    static int max_phases(const TimeMixModel& m) { return 8 + 24 * m.num_layers; }
 
 protected:
     using B = TimeMixBuffers;
