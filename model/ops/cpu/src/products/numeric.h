@@ -138,6 +138,8 @@ inline void map(float* out, const float* a, const float* b, const float* c, int 
     }
 }
 
+typedef float Four __attribute__((vector_size(16)));
+
 // A sum over an index in sixteen interleaved parts, joined in one order at every level.
 struct Sum {
     static constexpr int PARTS = 16 / F::W;
@@ -145,12 +147,12 @@ struct Sum {
     Sum() {
         for (F& p : part) p = F::set(0.0f);
     }
+    // Of each part and the eighth after it, of these sums and the fourth after it, and so on.
     float total() const {
-        float t[16];
-        for (int j = 0; j < PARTS; j++) part[j].store(t + j * F::W);
-        for (int width = 8; width; width /= 2)
-            for (int i = 0; i < width; i++) t[i] += t[i + width];
-        return t[0];
+        Four t[4];
+        for (int j = 0; j < PARTS; j++) part[j].store((float*)t + j * F::W);
+        const Four sum = (t[0] + t[2]) + (t[1] + t[3]);
+        return (sum[0] + sum[2]) + (sum[1] + sum[3]);
     }
 };
 // sum_i f(a_i) with f(zero) = 0; `add` is sum = add(value, sum).
@@ -192,9 +194,12 @@ inline float largest(const float* a, int n) {
     F best = F::set(-INFINITY);
     int i = 0;
     for (; i + F::W <= n; i += F::W) best = max(F::load(a + i), best);
-    float t[F::W], result = -INFINITY;
-    best.store(t);
-    for (float x : t) result = x > result ? x : result;
+    Four t[F::W / 4];
+    best.store((float*)t);
+    for (int width = F::W / 8; width; width /= 2)
+        for (int j = 0; j < width; j++) t[j] = t[j] > t[j + width] ? t[j] : t[j + width];
+    float result = -INFINITY;
+    for (int j = 0; j < 4; j++) result = t[0][j] > result ? t[0][j] : result;
     for (; i < n; i++) result = a[i] > result ? a[i] : result;
     return result;
 }

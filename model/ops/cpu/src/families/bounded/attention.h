@@ -7,6 +7,8 @@
 // arXiv 1805.02867). So its bits depend neither on the vector's width nor on the queries next to it.
 #pragma once
 
+#include <type_traits>
+
 #include "families/bounded/model.h"
 #include "products/half.h"
 #include "products/numeric.h"
@@ -16,16 +18,32 @@ namespace EVERSTREAM_LEVEL {
 
 constexpr int ATTENTION_TILE = 64;
 constexpr int TILE_BLOCKS = ATTENTION_TILE / POSITION_BLOCK;
-// Queries whose sums are in registers, and vectors of channels of each.
+// Queries whose sums are in registers, and vectors of channels of each; of fewer queries more blocks of
+// positions and more channels, so that sums do not wait for each other.
 constexpr int QUERIES = F::W == 16 ? 8 : EVERSTREAM_REGISTERS == 32 || F::W == 8 ? 4 : 2;
-constexpr int CHANNELS = F::W >= 8 ? 2 : 4;
+constexpr int CHANNELS = F::W >= 8 ? 2 : 4, MOST_CHANNELS = 4;
+constexpr int blocks_of(int queries) {
+    return QUERIES / queries < TILE_BLOCKS ? QUERIES / queries : TILE_BLOCKS;
+}
+constexpr int channels_of(int queries) {
+    const int channels = CHANNELS * QUERIES / queries;
+    return channels < MOST_CHANNELS ? channels : MOST_CHANNELS;
+}
 
 // A query in the course of its softmax: weighted values in `out`, their weights' sum in `total`.
 struct Query {
     const float *q, *near;  // [F]; `near` is null where the sinks see q itself
     float* out;             // [F]
+    int row, seen;          // among the rows that are attended together; places that it sees
     float largest, total;
     alignas(64) float scores[ATTENTION_TILE];
+};
+
+// A place of a tile that one of the rows attended together takes. The queries of this row and of later
+// ones see `value`; those of earlier ones see what was there before, or nothing where `before` is null.
+struct Taken {
+    int at, row;
+    const uint16_t *value, *before;  // [F]
 };
 
 // The head's keys and values of up to ATTENTION_TILE places, from a block's first on. What is read
@@ -34,48 +52,82 @@ struct Query {
 struct PastTile {
     const uint16_t *keys[TILE_BLOCKS], *values[TILE_BLOCKS];
     const uint16_t* next_keys[TILE_BLOCKS];  // of the next tile, or null
-    int count;                               // places that are seen
+    int first, count;                        // its first place, and places that some query sees
+    const Taken* taken;                      // in the order of their places
+    int num_taken;
+    const uint16_t* own_keys;  // [F][positions] of rows whose places have a value before theirs, or null
 
     int num_blocks() const { return (count + POSITION_BLOCK - 1) / POSITION_BLOCK; }
-    int seen_of(int block) const {
-        const int left = count - block * POSITION_BLOCK;
-        return left < POSITION_BLOCK ? left : POSITION_BLOCK;
+    int seen_by(const Query& query) const {
+        const int seen = query.seen - first;
+        return seen < count ? seen : count;
+    }
+    const uint16_t* value(int at, int n) const {
+        return values[at / POSITION_BLOCK] + size_t(at % POSITION_BLOCK) * n;
+    }
+
+    // Calls `all(at)` for each place that all queries see alike, and `own(taken)` for the others, in order.
+    template <class All, class Own>
+    void each_place(All all, Own own) const {
+        int at = 0;
+        for (int i = 0; i < num_taken; i++) {
+            for (; at < taken[i].at; at++) all(at);
+            own(taken[i]);
+            at++;
+        }
+        for (; at < count; at++) all(at);
     }
 };
 
-// The scores of N queries for the positions of one block: keys [n][positions]. `next`, which may be
-// null, is as long and read later.
-template <int N, class Channel>
-inline void score_block(
-    const uint16_t* keys, const uint16_t* next, int n, Channel channel, float* const (&scores)[N]) {
+// The scores of N queries for the positions of some blocks: keys [n][positions] each. `next`, which may
+// be null, are as long and read later.
+template <int N, int BLOCKS, class Channel>
+inline void score_blocks(
+    const uint16_t* const* keys, const uint16_t* const* next, int n, Channel channel,
+    float* const (&scores)[N]) {
     constexpr int VECTORS = POSITION_BLOCK / F::W;
-    F acc[N][VECTORS];
+    F acc[N][BLOCKS * VECTORS];
     for (int i = 0; i < N; i++)
-        for (int j = 0; j < VECTORS; j++) acc[i][j] = F::set(0.0f);
-    for (int d = 0; d < n; d++, keys += POSITION_BLOCK) {
-        if (next) __builtin_prefetch(next + d * POSITION_BLOCK, 0, 2);
-        F key[VECTORS];
-        for (int j = 0; j < VECTORS; j++) key[j] = F::half(keys + j * F::W);
+        for (F& sum : acc[i]) sum = F::set(0.0f);
+    for (int d = 0; d < n; d++) {
+        F key[BLOCKS * VECTORS];
+        for (int j = 0; j < BLOCKS * VECTORS; j++)
+            key[j] = F::half(keys[j / VECTORS] + d * POSITION_BLOCK + j % VECTORS * F::W);
+        for (int j = 0; next && j < BLOCKS; j++) __builtin_prefetch(next[j] + d * POSITION_BLOCK, 0, 2);
         for (int i = 0; i < N; i++) {
             const F q = F::set(channel(i, d));
-            for (int j = 0; j < VECTORS; j++) acc[i][j] = fma(q, key[j], acc[i][j]);
+            for (int j = 0; j < BLOCKS * VECTORS; j++) acc[i][j] = fma(q, key[j], acc[i][j]);
         }
     }
     for (int i = 0; i < N; i++)
-        for (int j = 0; j < VECTORS; j++) acc[i][j].store(scores[i] + j * F::W);
+        for (int j = 0; j < BLOCKS * VECTORS; j++) acc[i][j].store(scores[i] + j * F::W);
 }
 
 template <int N>
 inline void score_queries(Query* queries, const PastTile& past, int n, bool is_first) {
-    for (int block = 0; block < past.num_blocks(); block++) {
-        const float* q[N];
-        float* scores[N];
-        for (int i = 0; i < N; i++) {
-            q[i] = queries[i].q;
-            scores[i] = queries[i].scores + block * POSITION_BLOCK;
+    const float* q[N];
+    float* scores[N];
+    for (int i = 0; i < N; i++) q[i] = queries[i].q, scores[i] = queries[i].scores;
+    const auto channel = [&q](int i, int d) { return q[i][d]; };
+    int block = 0;
+    const auto score = [&](auto blocks) {
+        constexpr int BLOCKS = decltype(blocks)::value;
+        for (; block + BLOCKS <= past.num_blocks(); block += BLOCKS) {
+            const uint16_t* const* next = is_first ? past.values + block : nullptr;
+            score_blocks<N, BLOCKS>(past.keys + block, next, n, channel, scores);
+            for (float*& to : scores) to += BLOCKS * POSITION_BLOCK;
         }
-        const uint16_t* next = is_first ? past.values[block] : nullptr;
-        score_block<N>(past.keys[block], next, n, [&q](int i, int d) { return q[i][d]; }, scores);
+    };
+    score(std::integral_constant<int, blocks_of(N)>());
+    if constexpr (blocks_of(N) > 1) score(std::integral_constant<int, 1>());
+    if (!past.own_keys) return;
+    alignas(64) float own[N][POSITION_BLOCK];
+    for (int i = 0; i < N; i++) scores[i] = own[i];
+    score_blocks<N, 1>(&past.own_keys, nullptr, n, channel, scores);
+    for (int i = 0; i < past.num_taken; i++) {
+        const Taken& taken = past.taken[i];
+        for (int j = 0; taken.before && j < N; j++)
+            if (taken.row <= queries[j].row) queries[j].scores[taken.at] = own[j][taken.row];
     }
 }
 
@@ -85,43 +137,56 @@ inline void add_columns(Query* queries, const PastTile& past, int n, int channel
     F acc[N][J];
     for (int i = 0; i < N; i++)
         for (int j = 0; j < J; j++) acc[i][j] = F::load(queries[i].out + channel + j * F::W);
-    for (int block = 0; block < past.num_blocks(); block++) {
-        const uint16_t* value = past.values[block] + channel;
-        const int end = block * POSITION_BLOCK + past.seen_of(block);
-        const uint16_t* next = is_first ? past.next_keys[block] : nullptr;
-        if (next) next += channel * POSITION_BLOCK;
-        for (int at = block * POSITION_BLOCK; at < end; at++, value += n) {
-            if (next) {
-                __builtin_prefetch(next, 0, 2);
-                next += J * F::W;
-            }
+    const auto add = [&](int i, int at, const F (&v)[J]) {
+        const F weight = F::set(queries[i].scores[at]);
+        for (int j = 0; j < J; j++) acc[i][j] = fma(weight, v[j], acc[i][j]);
+    };
+    const auto load = [&](const uint16_t* value, F (&v)[J]) {
+        for (int j = 0; j < J; j++) v[j] = F::half(value + channel + j * F::W);
+    };
+    past.each_place(
+        [&](int at) {
+            const uint16_t* next = is_first ? past.next_keys[at / POSITION_BLOCK] : nullptr;
+            if (next)
+                __builtin_prefetch(
+                    next + channel * POSITION_BLOCK + at % POSITION_BLOCK * J * F::W, 0, 2);
             F v[J];
-            for (int j = 0; j < J; j++) v[j] = F::half(value + j * F::W);
+            load(past.value(at, n), v);
+            for (int i = 0; i < N; i++) add(i, at, v);
+        },
+        [&](const Taken& taken) {
+            F now[J], before[J];
+            load(taken.value, now);
+            load(taken.before ? taken.before : taken.value, before);
             for (int i = 0; i < N; i++) {
-                const F weight = F::set(queries[i].scores[at]);
-                for (int j = 0; j < J; j++) acc[i][j] = fma(weight, v[j], acc[i][j]);
+                if (taken.row <= queries[i].row) add(i, taken.at, now);
+                else if (taken.before) add(i, taken.at, before);
             }
-        }
-    }
+        });
     for (int i = 0; i < N; i++)
         for (int j = 0; j < J; j++) acc[i][j].store(queries[i].out + channel + j * F::W);
 }
 
 template <int N>
 inline void add_values(Query* queries, const PastTile& past, int n, bool is_first) {
+    constexpr int J = channels_of(N);
     int channel = 0;
-    for (; channel + CHANNELS * F::W <= n; channel += CHANNELS * F::W)
-        add_columns<N, CHANNELS>(queries, past, n, channel, is_first);
+    for (; channel + J * F::W <= n; channel += J * F::W)
+        add_columns<N, J>(queries, past, n, channel, is_first);
     for (; channel + F::W <= n; channel += F::W)
         add_columns<N, 1>(queries, past, n, channel, is_first);
     for (; channel < n; channel++)
         for (int i = 0; i < N; i++) {
             float acc = queries[i].out[channel];
-            for (int at = 0; at < past.count; at++) {
-                const uint16_t* values = past.values[at / POSITION_BLOCK];
-                const float value = from_half(values[at % POSITION_BLOCK * n + channel]);
-                acc = fma1(queries[i].scores[at], value, acc);
-            }
+            const auto add = [&](int at, const uint16_t* value) {
+                acc = fma1(queries[i].scores[at], from_half(value[channel]), acc);
+            };
+            past.each_place(
+                [&](int at) { add(at, past.value(at, n)); },
+                [&](const Taken& taken) {
+                    if (taken.row <= queries[i].row) add(taken.at, taken.value);
+                    else if (taken.before) add(taken.at, taken.before);
+                });
             queries[i].out[channel] = acc;
         }
 }
@@ -138,8 +203,9 @@ inline void weigh(Query& query, int count, int n) {
     query.total += exp_relative(query.scores, query.largest, count);
 }
 
-inline void begin_query(Query& query, const float* q, const float* near, float* out, int n) {
-    query.q = q, query.near = near, query.out = out;
+inline void begin_query(
+    Query& query, const float* q, const float* near, float* out, int n, int row, int seen) {
+    query.q = q, query.near = near, query.out = out, query.row = row, query.seen = seen;
     query.largest = -INFINITY, query.total = 0.0f;
     std::memset(out, 0, size_t(n) * 4);
 }
@@ -169,14 +235,16 @@ struct ValueWork {
 inline void attend_tile(Query* queries, int num, const PastTile& past, int n, int sinks) {
     in_groups<QUERIES>(queries, num, ScoreWork{queries, past, n});
     for (int i = 0; i < num; i++) {
+        const int seen = past.seen_by(queries[i]);
+        if (seen <= 0) continue;
         if (sinks && queries[i].near) {
             float scores[POSITION_BLOCK];
             float* const to[1] = {scores};
             const float* near = queries[i].near;
-            score_block<1>(past.keys[0], nullptr, n, [near](int, int d) { return near[d]; }, to);
+            score_blocks<1, 1>(past.keys, nullptr, n, [near](int, int d) { return near[d]; }, to);
             std::memcpy(queries[i].scores, scores, size_t(sinks) * 4);
         }
-        weigh(queries[i], past.count, n);
+        weigh(queries[i], seen, n);
     }
     in_groups<QUERIES>(queries, num, ValueWork{queries, past, n});
 }

@@ -58,9 +58,10 @@ BoundedAttention read_attention(
     return l;
 }
 
-void make_window(const BoundedModel& m, BoundedAttention& l, int context) {
+void make_window(BoundedModel& m, BoundedAttention& l, int context) {
     l.in_state = true;
     l.context = context;
+    m.most_places = std::max(m.most_places, l.num_blocks() * POSITION_BLOCK);
     l.block_bytes = size_t(m.num_kv_heads) * m.head_size * POSITION_BLOCK * sizeof(uint16_t);
 }
 

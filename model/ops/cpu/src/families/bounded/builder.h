@@ -18,7 +18,7 @@ BoundedAttention read_attention(
     const BoundedModel& model, const Options& options, Packer& packer, int layer,
     const std::string& mixer);
 // Its past is the last `context` positions, in the state proper.
-void make_window(const BoundedModel& model, BoundedAttention& layer, int context);
+void make_window(BoundedModel& model, BoundedAttention& layer, int context);
 // The buffers of all bounded models; `widest` is the inner width of the MLP.
 void set_bounded_strides(const BoundedModel& model, Strides& strides, int intermediate);
 

@@ -54,6 +54,7 @@ struct BoundedModel : Model {
     int farthest = 0;     // the sinks are seen no farther away; 0 where no layer is attention
     bool slides = false;  // whether later positions take the places of the oldest
     int features = 0;     // M of the layer with most
+    int most_places = 0;  // of a layer whose keys and values are of the state proper, in whole blocks
 
     int group() const { return num_heads / num_kv_heads; }
     int query_size() const { return gated ? 2 * head_size : head_size; }

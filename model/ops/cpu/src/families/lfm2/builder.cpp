@@ -22,13 +22,13 @@ ShortConvolution read_convolution(
 }
 
 // LFM3's layers with a window have a rotation of their own.
-void read_window(const Lfm2Model& m, const Options& o, BoundedAttention& l) {
+void read_window(Lfm2Model& m, const Options& o, BoundedAttention& l) {
     make_window(m, l, o.integer("window"));
     l.sinks = 0;
     l.angles = 2 * m.rotary_size;
 }
 
-Lfm2Layer read_layer(const Lfm2Model& m, const Options& o, Packer& p, int index) {
+Lfm2Layer read_layer(Lfm2Model& m, const Options& o, Packer& p, int index) {
     const std::string block = "blocks." + std::to_string(index) + ".", mixer = block + "mixer.";
     Lfm2Layer l;
     l.norm = p.norm(block + "mixer_norm");

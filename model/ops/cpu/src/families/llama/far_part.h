@@ -3,6 +3,8 @@
 // features go in order, so that bits do not depend on the vector's width.
 #pragma once
 
+#include <type_traits>
+
 #include "families/bounded/model.h"
 #include "families/qwen35/gated_delta.h"
 #include "runtime/token_kernels.h"
@@ -15,12 +17,21 @@ template <class E>
 inline void add_rows(
     const E& e, float* y, const float* x, const typename E::T* W, int num, int n) {
     int at = 0;
-    for (; at + F::W <= n; at += F::W) {
-        F sum = F::set(0.0f);
-        for (int i = 0; i < num; i++)
-            sum = fma(F::set(x[i]), e.load(W + size_t(i) * n + at), sum);
-        sum.store(y + at);
-    }
+    const auto add = [&](auto vectors) {
+        constexpr int J = decltype(vectors)::value;
+        for (; at + J * F::W <= n; at += J * F::W) {
+            F sum[J];
+            for (F& part : sum) part = F::set(0.0f);
+            for (int i = 0; i < num; i++) {
+                const F by = F::set(x[i]);
+                for (int j = 0; j < J; j++)
+                    sum[j] = fma(by, e.load(W + size_t(i) * n + at + j * F::W), sum[j]);
+            }
+            for (int j = 0; j < J; j++) sum[j].store(y + at + j * F::W);
+        }
+    };
+    add(std::integral_constant<int, 4>());
+    add(std::integral_constant<int, 1>());
     for (; at < n; at++) {
         float sum = 0.0f;
         for (int i = 0; i < num; i++) sum = fma1(x[i], e.one(W + size_t(i) * n + at), sum);
