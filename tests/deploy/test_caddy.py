@@ -20,8 +20,9 @@ from benchmarks import sse
 from tests.deploy.tls_proxy import NAME, TlsProxy, client_of, make_certificate, wait_for
 from tests.docs.blocks import blocks_of
 from tests.docs.pages import DOCS
-from tests.reliability.servers import FAKE, LOCAL, STUCK_S, ServerProcess, eventually
+from tests.reliability.servers import FAKE, LOCAL, STUCK_S, ServerProcess
 from tests.reserved_port import ReservedPort
+from tests.waiting import eventually
 
 PROGRAM = shutil.which("caddy")
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no caddy (Debian: apt-get install caddy)")

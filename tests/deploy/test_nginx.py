@@ -16,7 +16,8 @@ from websockets.asyncio.client import connect
 from benchmarks import sse
 from tests.deploy.nginx import PROGRAM, nginx_before
 from tests.deploy.tls_proxy import NAME, TlsProxy, client_of
-from tests.reliability.servers import FAKE, STUCK_S, ServerProcess, eventually
+from tests.reliability.servers import FAKE, STUCK_S, ServerProcess
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no nginx (Debian: apt-get install nginx)")
 

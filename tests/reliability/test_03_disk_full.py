@@ -15,7 +15,7 @@ from websockets.asyncio.client import ClientConnection
 from tests.reliability.confined import can, inside, volume
 from tests.reliability.history import History
 from tests.reliability.odometer import Odometer
-from tests.reliability.servers import EVERSTREAM, ServerProcess, eventually
+from tests.reliability.servers import EVERSTREAM, ServerProcess
 from tests.reliability.streams import (
     PROMPT,
     SAMPLING,
@@ -30,6 +30,7 @@ from tests.reliability.streams import (
     socket_of,
     tiny_server,
 )
+from tests.waiting import eventually
 
 NUM_STREAMS = 4
 SIZE = "64m"

@@ -10,8 +10,9 @@ from benchmarks.websocket import PING, PONG, FrameParser, frame, handshake
 from server.http.server import MAX_PING_INTERVAL_S, PING_TIMEOUT_S, TCP_USER_TIMEOUT_MS
 from tests.reliability.proxy import proxied
 from tests.reliability.raw_websocket import connected, opened
-from tests.reliability.servers import FAKE, STUCK_S, ServerProcess, eventually
+from tests.reliability.servers import FAKE, STUCK_S, ServerProcess
 from tests.server.harness import running
+from tests.waiting import eventually
 
 
 async def test_idle_half_open_socket_is_dropped_after_one_unanswered_ping() -> None:

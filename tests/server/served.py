@@ -18,6 +18,7 @@ from server.models.build import build_models
 from server.models.registry import Models, Version
 from tests.reliability.servers import STUCK_S, socket_to
 from tests.server.harness import PromptServer
+from tests.waiting import eventually
 
 #: A generation that continues until it is told not to, or until the test ends.
 ENDLESS = {"max_tokens": 1_000_000, "ignore_eos": True, "temperature": 0.9, "seed": 7}
@@ -46,9 +47,11 @@ class Served:
 
     async def retired(self) -> None:
         """Returns when no old version is left."""
-        async with asyncio.timeout(STUCK_S):
-            while self.models.retiring:  # noqa: ASYNC110 - there is no event for it
-                await asyncio.sleep(0.01)
+
+        async def is_retired() -> bool:
+            return not self.models.retiring
+
+        await eventually(is_retired)
 
     def version(self, name: str) -> Version:
         return self.models.current[name]
