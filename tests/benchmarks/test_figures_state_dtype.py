@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.report import read_result
 from benchmarks.studies import state_dtype
-from tests.server.engine.runners import needs_native
+from tests.requirements import needs_native
 from tests.tiny import TEXT, write_model
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from benchmarks.websocket import PING, PONG, FrameParser, frame, handshake
 from server.http.server import MAX_PING_INTERVAL_S, PING_TIMEOUT_S, TCP_USER_TIMEOUT_MS
 from tests.reliability.proxy import proxied
@@ -67,10 +65,8 @@ def test_defaults_detect_it_within_a_minute() -> None:
     assert TCP_USER_TIMEOUT_MS <= 20_000
 
 
-async def test_vanished_http_client_is_dropped_between_requests(long: bool) -> None:
-    if not long:
-        pytest.skip("waits for a keep-alive of five seconds")
-    with ServerProcess(program=FAKE) as server:
+async def test_vanished_http_client_is_dropped_between_requests() -> None:
+    with ServerProcess(program=FAKE, environment={"EVERSTREAM_KEEP_ALIVE_S": "1"}) as server:
         num_descriptors = server.num_descriptors()
         async with proxied(server.port) as proxy, connected(proxy.port) as client:
             await client.shake_hands(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")

@@ -12,7 +12,6 @@ import httpx
 import pytest
 
 from model.checkpoint import load_checkpoint
-from model.native.runtime import built
 from model.state import StateLayout
 from server.config import ModelSource, ServerConfig
 from server.engine.drafts import MAX_STREAMS, DraftCosts, SuffixDrafter
@@ -29,11 +28,11 @@ from server.models.build import (
 )
 from server.models.registry import ModelBroken
 from tests.reliability.servers import STUCK_S, ServerProcess
+from tests.requirements import needs_native
 from tests.server.harness import receive_until, send
 from tests.server.served import Served, served
 from tests.tiny import tiny_checkpoint, tiny_tokenizer, write_model, write_model_with_head
 
-needs_native = pytest.mark.skipif(not built(), reason="the native runtime was not built")
 pytestmark = [needs_native, pytest.mark.process]
 
 #: Leaves two tokens, so that the text repeats itself.
