@@ -8,9 +8,8 @@ from benchmarks.websocket import PING, PONG, FrameParser, frame, handshake
 from server.http.server import MAX_PING_INTERVAL_S, PING_TIMEOUT_S, TCP_USER_TIMEOUT_MS
 from tests.reliability.proxy import proxied
 from tests.reliability.raw_websocket import connected, opened
-from tests.reliability.servers import FAKE, STUCK_S, ServerProcess
+from tests.reliability.servers import STUCK_S
 from tests.server.harness import running
-from tests.waiting import eventually
 
 
 async def test_idle_half_open_socket_is_dropped_after_one_unanswered_ping() -> None:
@@ -66,9 +65,11 @@ def test_defaults_detect_it_within_a_minute() -> None:
 
 
 async def test_vanished_http_client_is_dropped_between_requests() -> None:
-    with ServerProcess(program=FAKE, environment={"EVERSTREAM_KEEP_ALIVE_S": "1"}) as server:
-        num_descriptors = server.num_descriptors()
-        async with proxied(server.port) as proxy, connected(proxy.port) as client:
-            await client.shake_hands(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            proxy.links[0].swallow()
-            await eventually(lambda: server.num_descriptors() <= num_descriptors)
+    async with (
+        running(keep_alive_s=0.5) as server,
+        proxied(server.port) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.shake_hands(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        proxy.links[0].swallow()
+        await server.until_disconnected()
