@@ -18,6 +18,7 @@ from server.engine.session import Entry
 from server.engine.types import Finished, TokenEvent
 from server.store.base import (
     DiskFiles,
+    Files,
     Identity,
     SessionBroken,
     SnapshotBroken,
@@ -171,9 +172,9 @@ def back_up(path: Path, new: Path, note: Callable[[str], None] = lambda _: None)
     return Backup(int(str(num_sessions)), len(used - gone), sorted(gone))
 
 
-def sync_tree(path: Path) -> None:
+def sync_tree(path: Path, files: Files | None = None) -> None:
     """All that is in a folder is on the disk when this returns."""
-    files = DiskFiles()
+    files = files or DiskFiles()
     for folder, _, names in os.walk(path, topdown=False):
         for name in names:
             files.sync(Path(folder) / name)

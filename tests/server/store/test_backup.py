@@ -7,6 +7,7 @@ from pathlib import Path
 import apsw
 import pytest
 
+from server.store.base import DiskFiles
 from server.store.sqlite import maintenance as module
 from server.store.sqlite.files import SNAPSHOTS_DIR
 from server.store.sqlite.maintenance import back_up, problems, renew_id, stores_in, sync_tree
@@ -113,14 +114,24 @@ def test_a_state_that_the_store_has_lost_is_told(store: SqliteStore, tmp_path: P
     store.close()
 
 
-def test_every_file_of_a_copy_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Noted(DiskFiles):
+    """Notes what is synced."""
+
+    def __init__(self) -> None:
+        self.seen: list[Path] = []
+
+    def sync(self, path: Path) -> None:
+        self.seen.append(path)
+
+    sync_dir = sync
+
+
+def test_every_file_of_a_copy_is_synced(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "file").touch()
-    seen: list[Path] = []
-    for method in ("sync", "sync_dir"):
-        monkeypatch.setattr(module.DiskFiles, method, lambda _, path: seen.append(path))
-    sync_tree(tmp_path / "a")
-    assert seen == [tmp_path / "a" / "b" / "file", tmp_path / "a" / "b", tmp_path / "a"]
+    files = Noted()
+    sync_tree(tmp_path / "a", files)
+    assert files.seen == [tmp_path / "a" / "b" / "file", tmp_path / "a" / "b", tmp_path / "a"]
 
 
 def test_stores_of_all_models_and_versions_are_found(tmp_path: Path) -> None:
