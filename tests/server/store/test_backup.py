@@ -77,14 +77,13 @@ def test_states_that_go_before_they_are_copied_belong_to_another_moment(
 
 
 def test_what_is_written_while_the_database_is_copied_is_not_in_the_copy(
-    store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: SqliteStore, tmp_path: Path
 ) -> None:
     """The copy neither begins again nor mixes two moments."""
     writer = Writer()
     store.commit([writer.opened(), writer.accepted()])
     save_often(store, writer, 9)
     num_tokens, num_steps = len(writer.text), 0
-    monkeypatch.setattr(module, "PAGES_AT_ONCE", 1)
 
     def write_more(line: str) -> None:
         nonlocal num_steps
@@ -93,7 +92,7 @@ def test_what_is_written_while_the_database_is_copied_is_not_in_the_copy(
             save_often(store, writer, 2, 100.0 * num_steps)
 
     (tmp_path / "new").mkdir()
-    back_up(tmp_path / "store", tmp_path / "new", write_more)
+    back_up(tmp_path / "store", tmp_path / "new", write_more, pages_at_once=1)
     database = apsw.Connection(str(tmp_path / "new" / "sessions.sqlite3"))
     assert num_steps == database.pragma("page_count")
     database.close()
