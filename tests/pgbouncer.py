@@ -9,15 +9,12 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import pytest
-
 from tests.postgres import USER, Postgres
+from tests.requirements import needs_program, program
 from tests.reserved_port import ReservedPort
 
-PROGRAM = shutil.which("pgbouncer") or shutil.which("/usr/sbin/pgbouncer")
-needs_pgbouncer = pytest.mark.skipif(
-    PROGRAM is None, reason="no pgbouncer (Debian: apt-get install pgbouncer)"
-)
+PROGRAM = program("pgbouncer")
+needs_pgbouncer = needs_program("pgbouncer")
 
 #: What a server may have open at the database behind it, however many come.
 POOL_SIZE = 4

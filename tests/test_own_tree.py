@@ -35,11 +35,10 @@ def test_packages_of_a_child_process_are_those_of_this_checkout() -> None:
     assert [Path(file).parent.parent for file in found] == [ROOT, ROOT]
 
 
-def test_finder_of_another_checkout_is_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = list(sys.meta_path)
-    monkeypatch.setattr(sys, "meta_path", [OtherCheckout(), *before])
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("PYTHONPATH", "/before")
-    sitecustomize.use_own_tree()
-    assert sys.meta_path == before
-    assert os.environ["PYTHONPATH"].split(os.pathsep)[::2] == [str(ROOT), "/before"]
+def test_finder_of_another_checkout_is_taken_out() -> None:
+    finders, path = [OtherCheckout(), *sys.meta_path], ["/elsewhere"]
+    environment = {"PYTHONPATH": "/before"}
+    sitecustomize.use_own_tree(finders, path, environment)
+    assert finders == sys.meta_path
+    assert path == [str(ROOT), "/elsewhere"]
+    assert environment["PYTHONPATH"].split(os.pathsep)[::2] == [str(ROOT), "/before"]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -272,8 +272,8 @@ def measure_checkpoint(name: str, valid: bytes, num_tokens: int) -> Figures:
     return read_text(checkpoint.config, checkpoint.weights, tokens, num_bytes)
 
 
-def main() -> int:
-    """The command line."""
+def main(words: Sequence[str] | None = None) -> int:
+    """The command line, or ``words`` in its place."""
     parser = command_line(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="UTF-8 text to train on")
     parser.add_argument("--valid", type=Path, required=True, help="UTF-8 text to read")
@@ -285,7 +285,7 @@ def main() -> int:
     )
     parser.add_argument("--models", nargs="*", default=[], help="checkpoints that read it, too")
     parser.add_argument("--only", nargs="*", default=subjects(), help="mechanisms and families")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     data, valid = options.data.read_bytes(), options.valid.read_bytes()
     result = Result("studies.state_dtype", options.output)
     work = {name: partial(measure_subject, name, data, valid, options) for name in options.only}

@@ -369,8 +369,10 @@ class StallTimer:
     `stop` nothing is written.
     """
 
-    def __init__(self, transport: asyncio.Transport, limit_s: float) -> None:
-        self._transport, self._limit_s = transport, limit_s
+    def __init__(
+        self, transport: asyncio.Transport, limit_s: float, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._transport, self._limit_s, self._loop = transport, limit_s, loop
         self._timer: asyncio.TimerHandle | None = None
         self._num_unsent = 0
 
@@ -386,7 +388,7 @@ class StallTimer:
 
     def _arm(self) -> None:
         self._num_unsent = self._transport.get_write_buffer_size()
-        self._timer = asyncio.get_running_loop().call_later(self._limit_s, self._check)
+        self._timer = self._loop.call_later(self._limit_s, self._check)
 
     def _check(self) -> None:
         if self._transport.get_write_buffer_size() < self._num_unsent:
@@ -407,7 +409,7 @@ class HttpProtocol(RunsApp, H11Protocol, ReadsLittle):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._stall = StallTimer(self.transport, self.stall_timeout_s)
+        self._stall = StallTimer(self.transport, self.stall_timeout_s, self.loop)
         self._arm(self.head_timeout_s)
 
     def buffer_updated(self, nbytes: int) -> None:

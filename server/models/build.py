@@ -144,82 +144,8 @@ class DraftModelError(ValueError):
     """A draft model that cannot draft for a model. The message begins with its flag."""
 
 
-def open_drafter(backend: Backend, draft: Backend | None = None) -> Drafter | None:
-    """What drafts for ``backend``; None where its bits depend on chunks, or no draft would pay.
-
-    ``draft`` is a small model that `check_draft_model` has accepted; without one the model's
-    multi-token head drafts, if it has one.
-    """
-    if backend.name == "torch":  # whose runner also takes long to make
-        logger.debug("no tokens are drafted: on torch the bits depend on the chunks")
-        return None
-    pool = CpuStatePool(StateLayout.of(backend.config), 1)
-    runner = backend.make_runner(pool)
-    costs = measured_costs(runner, pool)
-    times = ", ".join(f"{seconds * 1000:.2f}" for seconds in costs.times_s)
-    pays = costs.ever_pays(MAX_DRAFTS)
-    logger.debug(
-        "%s: calls of %s rows take %s ms",
-        "tokens are drafted where that pays" if pays else "no tokens are drafted, it would not pay",
-        *(", ".join(map(str, costs.rows)), times),
-    )
-    if not pays:
-        return None
-    past = SuffixDrafter(costs, backend.tokenizer.token_bytes)
-    if draft is not None:
-        return _with_model(past, draft)
-    if backend.open_head is None:
-        return past
-    try:
-        return _with_head(past, backend.open_head())
-    except (CheckpointError, NativeError) as error:
-        logger.info("the multi-token head is left out: %s", error)
-        return past
-
-
-def _with_model(past: SuffixDrafter, draft: Backend) -> Drafter:
-    """Without the small model where its drafts, were they always right, would not pay."""
-    pool = CpuStatePool(StateLayout.of(draft.config), MAX_STREAMS)
-    runner = draft.make_runner(pool)
-    costs = _costs_with(past, "the draft model", runner, pool)
-    return past if costs is None else ModelDrafter(past, runner, pool, costs)
-
-
-def _with_head(past: SuffixDrafter, head: Runtime) -> Drafter:
-    """The same with a multi-token head."""
-    pool = CpuStatePool(head.layout, MAX_STREAMS)
-    costs = _costs_with(past, "the multi-token head", NativeRunner(head, pool), pool)
-    return past if costs is None else HeadDrafter(past, head, pool, costs)
-
-
-def _costs_with(
-    past: SuffixDrafter, name: str, runner: Runner, pool: CpuStatePool
-) -> DraftCosts | None:
-    """With the time of a draft of ``runner``; None where drafts that are right would not pay."""
-    draft_s = measured_costs(runner, pool).times_s[0]
-    costs = past.costs.with_drafts_of(draft_s)
-    pays = costs.ever_pays(MAX_DRAFTS)
-    logger.info(
-        "%s takes %.2f ms for a draft: %s",
-        *(name, draft_s * 1000, "it drafts where that pays" if pays else "it drafts none"),
-    )
-    return costs if pays else None
-
-
-def draft_state_bytes(config: Config) -> int:
-    """Of the states of a small model or a head: one for each stream that drafts are made for."""
-    return MAX_STREAMS * StateLayout.of(config).num_bytes
-
-
-def check_draft_model(checkpoint: Checkpoint, draft: Checkpoint) -> None:
-    """Raises `DraftModelError` where ``draft`` cannot draft for ``checkpoint``."""
-    if draft.config.context:
-        raise DraftModelError("--draft-model: a model with attention layers cannot draft")
-    mine, theirs = checkpoint.tokenizer, draft.tokenizer
-    if mine.vocab_size != theirs.vocab_size or any(
-        mine.token_bytes(id) != theirs.token_bytes(id) for id in range(mine.vocab_size)
-    ):
-        raise DraftModelError("--draft-model: it has another vocabulary than the model")
+#: What times the calls of a runner: `measured_costs`.
+Measure = Callable[[Runner, CpuStatePool], DraftCosts]
 
 
 def measured_costs(
@@ -252,6 +178,84 @@ def measured_costs(
     return DraftCosts(times_s, max(0.0, sum(kept_s) - sum(times_s)) / len(MEASURED_ROWS))
 
 
+def open_drafter(
+    backend: Backend, draft: Backend | None = None, measure: Measure = measured_costs
+) -> Drafter | None:
+    """What drafts for ``backend``; None where its bits depend on chunks, or no draft would pay.
+
+    ``draft`` is a small model that `check_draft_model` has accepted; without one the model's
+    multi-token head drafts, if it has one.
+    """
+    if backend.name == "torch":  # whose runner also takes long to make
+        logger.debug("no tokens are drafted: on torch the bits depend on the chunks")
+        return None
+    pool = CpuStatePool(StateLayout.of(backend.config), 1)
+    runner = backend.make_runner(pool)
+    costs = measure(runner, pool)
+    times = ", ".join(f"{seconds * 1000:.2f}" for seconds in costs.times_s)
+    pays = costs.ever_pays(MAX_DRAFTS)
+    logger.debug(
+        "%s: calls of %s rows take %s ms",
+        "tokens are drafted where that pays" if pays else "no tokens are drafted, it would not pay",
+        *(", ".join(map(str, costs.rows)), times),
+    )
+    if not pays:
+        return None
+    past = SuffixDrafter(costs, backend.tokenizer.token_bytes)
+    if draft is not None:
+        return _with_model(past, draft, measure)
+    if backend.open_head is None:
+        return past
+    try:
+        return _with_head(past, backend.open_head(), measure)
+    except (CheckpointError, NativeError) as error:
+        logger.info("the multi-token head is left out: %s", error)
+        return past
+
+
+def _with_model(past: SuffixDrafter, draft: Backend, measure: Measure) -> Drafter:
+    """Without the small model where its drafts, were they always right, would not pay."""
+    pool = CpuStatePool(StateLayout.of(draft.config), MAX_STREAMS)
+    runner = draft.make_runner(pool)
+    costs = _costs_with(past, "the draft model", measure(runner, pool))
+    return past if costs is None else ModelDrafter(past, runner, pool, costs)
+
+
+def _with_head(past: SuffixDrafter, head: Runtime, measure: Measure) -> Drafter:
+    """The same with a multi-token head."""
+    pool = CpuStatePool(head.layout, MAX_STREAMS)
+    costs = _costs_with(past, "the multi-token head", measure(NativeRunner(head, pool), pool))
+    return past if costs is None else HeadDrafter(past, head, pool, costs)
+
+
+def _costs_with(past: SuffixDrafter, name: str, measured: DraftCosts) -> DraftCosts | None:
+    """With the ``measured`` time of a draft; None where drafts that are right would not pay."""
+    draft_s = measured.times_s[0]
+    costs = past.costs.with_drafts_of(draft_s)
+    pays = costs.ever_pays(MAX_DRAFTS)
+    logger.info(
+        "%s takes %.2f ms for a draft: %s",
+        *(name, draft_s * 1000, "it drafts where that pays" if pays else "it drafts none"),
+    )
+    return costs if pays else None
+
+
+def draft_state_bytes(config: Config) -> int:
+    """Of the states of a small model or a head: one for each stream that drafts are made for."""
+    return MAX_STREAMS * StateLayout.of(config).num_bytes
+
+
+def check_draft_model(checkpoint: Checkpoint, draft: Checkpoint) -> None:
+    """Raises `DraftModelError` where ``draft`` cannot draft for ``checkpoint``."""
+    if draft.config.context:
+        raise DraftModelError("--draft-model: a model with attention layers cannot draft")
+    mine, theirs = checkpoint.tokenizer, draft.tokenizer
+    if mine.vocab_size != theirs.vocab_size or any(
+        mine.token_bytes(id) != theirs.token_bytes(id) for id in range(mine.vocab_size)
+    ):
+        raise DraftModelError("--draft-model: it has another vocabulary than the model")
+
+
 # -------------------------------------------------------------------------------------------------
 # All of it blocks, and runs in any thread; nothing is started here.
 
@@ -267,9 +271,14 @@ class ModelBuilder:
     """
 
     def __init__(
-        self, config: ServerConfig, tracer: Tracer = OFF, shared: Shared | None = None
+        self,
+        config: ServerConfig,
+        tracer: Tracer = OFF,
+        shared: Shared | None = None,
+        measure: Measure = measured_costs,
     ) -> None:
         self._config, self._tracer, self._shared = config, tracer, shared
+        self._measure = measure
         self.has_bound = False
 
     def read(self, source: ModelSource) -> Checkpoint:
@@ -385,13 +394,13 @@ class ModelBuilder:
             logger.warning("--draft-model is not used: it needs the native runtime")
             draft = None
         if draft is None:
-            return open_drafter(backend)
+            return open_drafter(backend, measure=self._measure)
         config = self._config
         try:
             small = open_backend(draft, "native", config.dtype, config.threads)
         except (BackendError, CheckpointError, ConfigError) as error:
             raise ModelBroken(f"--draft-model: {error}") from error
-        return open_drafter(backend, small)
+        return open_drafter(backend, small, self._measure)
 
     def _elsewhere(
         self, source: ModelSource, checkpoint: Checkpoint, home: Home | None
@@ -407,16 +416,19 @@ class ModelBuilder:
 
 
 def build_models(
-    config: ServerConfig, tracer: Tracer = OFF, shared: Shared | None = None
+    config: ServerConfig,
+    tracer: Tracer = OFF,
+    shared: Shared | None = None,
+    measure: Measure = measured_costs,
 ) -> tuple[Models, ModelBuilder]:
     """Every model that the configuration names. Raises as `ModelBuilder` does.
 
-    ``shared`` opens the stores where ``config.is_shared``.
+    ``shared`` opens the stores where ``config.is_shared``; ``measure`` times what drafts cost.
     """
     # It would start threads at the first text, and never work again where memory is short then.
     set_environment({"TOKENIZERS_PARALLELISM": "false"})
     assert (shared is not None) == config.is_shared, config.store and "a shared store"
-    builder = ModelBuilder(config, tracer, shared)
+    builder = ModelBuilder(config, tracer, shared, measure)
     versions: list[Version] = []
     for source in config.model:
         taken = {v.home.path: v.service.model.digest for v in versions if v.home}

@@ -35,16 +35,21 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
-def connect(endpoint: str, version: str) -> OtelTracer:
+def connect(
+    endpoint: str,
+    version: str,
+    export_timeout_s: float = EXPORT_TIMEOUT_S,
+    close_timeout_s: float = CLOSE_TIMEOUT_S,
+) -> OtelTracer:
     """A tracer that sends to the collector with the base URL ``endpoint``."""
     ours = Resource.create({"service.name": "everstream", "service.version": version})
     provider = TracerProvider(
         resource=ours.merge(OTELResourceDetector().detect()), shutdown_on_exit=False
     )
     url = endpoint.rstrip("/").removesuffix(PATH) + PATH
-    exporter = OTLPSpanExporter(url, timeout=EXPORT_TIMEOUT_S)
+    exporter = OTLPSpanExporter(url, timeout=export_timeout_s)
     provider.add_span_processor(BatchSpanProcessor(exporter))
-    return OtelTracer(provider)
+    return OtelTracer(provider, close_timeout_s)
 
 
 class OtelTracer:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.report import read_result
 from benchmarks.studies import state_dtype
-from tests.server.engine.runners import needs_native
+from tests.requirements import needs_native
 from tests.tiny import TEXT, write_model
 
 
@@ -39,13 +38,12 @@ def test_layer_is_read_with_both_roundings() -> None:
 
 @needs_native
 @pytest.mark.slow
-def test_figures_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_are_written(tmp_path: Path) -> None:
     text, model, out = tmp_path / "text.txt", write_model(tmp_path / "model"), tmp_path / "out"
     text.write_text(TEXT * 4)
     flags = ["--data", text, "--valid", text, "--tokens", 200, "--steps", 2, "--recall-steps", 2]
     flags += ["--rounding-stops", "--only", "gated", "--models", model, "--output", out]
-    monkeypatch.setattr(sys, "argv", ["state_dtype", *map(str, flags)])
-    assert state_dtype.main() == 0
+    assert state_dtype.main([*map(str, flags)]) == 0
     gated, tiny = read_result(out)["subjects"].values()
     assert gated["tokens"] == 200
     assert gated["state_bytes"]["bfloat16"] < gated["state_bytes"]["float32"]

@@ -11,12 +11,11 @@ from benchmarks.report import RESULTS, read_result
 from benchmarks.speculation.__main__ import Bench, Round, gains, in_turn
 from benchmarks.speculation.texts import NUM_RECORDS, SCHEMA, Text, records, story, texts
 from benchmarks.studies.pages.speculation import TEXTS, tables
-from model.native.runtime import built
 from server.engine.drafts import DraftCosts, SuffixDrafter
 from server.models.backend import open_backend
+from tests.requirements import needs_native
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
 
-needs_native = pytest.mark.skipif(not built(), reason="the native runtime was not built")
 FREE = DraftCosts((1.0, 1.0, 1.0, 1.0, 1.0))
 
 

@@ -59,17 +59,17 @@ class Cluster:
         self.on_loss()  # what began meanwhile was lost as well
         postgres.psql(f"ALTER DATABASE {kept} ALLOW_CONNECTIONS true")
 
-    async def all_up(self) -> None:
+    async def all_up(self, start_s: float) -> None:
         """Returns when each replica has taken work once.
 
         Raises `TimeoutError` with what is known of those that are not up.
         """
         try:
-            async with asyncio.timeout(START_S):
+            async with asyncio.timeout(start_s):
                 await asyncio.gather(*(replica.up() for replica in self.replicas))
         except TimeoutError:
             reports = [replica.report() for replica in self.replicas if not replica.is_up]
-            raise TimeoutError("\n".join([f"not up after {START_S:g} s", *reports])) from None
+            raise TimeoutError("\n".join([f"not up after {start_s:g} s", *reports])) from None
 
     def urls(self) -> list[str]:
         return [f"http://{replica.url}" for replica in self.replicas]
@@ -83,6 +83,7 @@ async def cluster_of(
     wires: Wires | None = None,
     environment: dict[str, str] | None = None,
     program: tuple[str, ...] = EVERSTREAM,
+    start_s: float = START_S,
 ) -> AsyncIterator[Cluster]:
     """A cluster that has started; everything of it has ended after the block."""
     postgres = ReachablePostgres()
@@ -107,7 +108,7 @@ async def cluster_of(
             cluster = Cluster(postgres, network, replicas, [], environment or {})
             runs = [asyncio.create_task(replica.run()) for replica in replicas]
             try:
-                await _unless_over(cluster.all_up(), runs)
+                await _unless_over(cluster.all_up(start_s), runs)
                 yield cluster
             finally:
                 for run in runs:

@@ -13,6 +13,7 @@ from tests.chaos.cluster import DATABASE, Cluster
 from tests.reliability.history import Epoch, Event, event_of_frame
 from tests.reliability.servers import ServerProcess
 from tests.reliability.streams import answer, ask, client_of, socket_of
+from tests.waiting import eventually
 
 #: Until what a dead replica had is free.
 FREE_S = 120.0
@@ -79,16 +80,18 @@ async def _sessions(url: str) -> list[str]:
 
 async def _events(url: str, session: str) -> tuple[str, list[Event]]:
     """What the log had when it was asked; what still ran continues without a reader."""
-    async with asyncio.timeout(FREE_S):
-        while True:
-            async with socket_of(url) as socket:
-                await ask(socket, type="resume", request_id="l", session=session, last_seq=0)
-                resumed = await answer(socket)
-                if resumed["type"] == "resumed":
-                    return resumed["epoch"], await _read(socket, resumed["last_seq"])
-            # Its last holder was killed just now.
-            assert resumed["error"]["code"] == "session_elsewhere", resumed
-            await asyncio.sleep(0.1)
+
+    async def found() -> tuple[str, list[Event]] | None:
+        async with socket_of(url) as socket:
+            await ask(socket, type="resume", request_id="l", session=session, last_seq=0)
+            resumed = await answer(socket)
+            if resumed["type"] == "resumed":
+                return resumed["epoch"], await _read(socket, resumed["last_seq"])
+        # Its last holder was killed just now.
+        assert resumed["error"]["code"] == "session_elsewhere", resumed
+        return None
+
+    return await eventually(found, FREE_S)
 
 
 async def _read(socket: ClientConnection, num_events: int) -> list[Event]:

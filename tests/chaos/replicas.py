@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.chaos.network import Network
-from tests.reliability.servers import EVERSTREAM, POLL_S, ServerProcess
+from tests.reliability.servers import EVERSTREAM, ServerProcess
+from tests.waiting import eventually
 
 #: Ways in which a replica may end by itself: it was shut out, or it could not have its store.
 OWN_ENDS = {1, 2}
@@ -121,10 +122,10 @@ class Replica:
         """
         if not await asyncio.to_thread(self.process.wait_listening):
             return
-        while not await asyncio.to_thread(self.process.takes_work):
-            if self.process.has_ended:
-                return
-            await asyncio.sleep(POLL_S)
+        # However long that takes: faults keep it from its store.
+        await eventually(lambda: self.process.takes_work() or self.process.has_ended, None)
+        if self.process.has_ended:
+            return
         url = await self._network.address(self.index, self.process.port)
         if not self.process.has_ended:
             self.url, self.is_up = url, True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import tempfile
 import time
@@ -27,6 +28,7 @@ from tests.chaos.waits import Waits
 from tests.reliability.history import Problem
 from tests.reliability.servers import DRAFTING, EVERSTREAM
 from tests.tiny import BOUNDED, write_model
+from tests.waiting import eventually
 
 #: After the last fault every session must come to its end within this.
 FINISH_S = 180.0
@@ -161,10 +163,10 @@ class _Run:
     async def _some_are_up(self) -> None:
         """Faults hit a cluster that has got up again, so that they do more than hit the dead."""
         replicas = self._cluster.replicas
-        for _ in range(200):
-            if sum(replica.is_up for replica in replicas) >= len(replicas) - 1:
-                return
-            await asyncio.sleep(0.05)
+        with contextlib.suppress(TimeoutError):
+            await eventually(
+                lambda: sum(replica.is_up for replica in replicas) >= len(replicas) - 1, 10.0
+            )
 
     async def _finish(self, playing: list[asyncio.Task[None]]) -> None:
         """Everybody comes to an end; who does not is stuck."""

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import cluster
 from tests.chaos.cluster import cluster_of
 from tests.reliability.servers import ServerProcess
 from tests.tiny import write_model
@@ -30,10 +29,7 @@ async def test_replica_that_takes_no_work_at_first_is_up_later(
         assert not any(replica.exits for replica in started.replicas)
 
 
-async def test_replicas_that_do_not_start_are_reported_with_their_logs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cluster, "START_S", 0.1)
+async def test_replicas_that_do_not_start_are_reported_with_their_logs(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError, match=r"(?s)replica 1: \d+ starts.*replica 2: \d+ starts"):
-        async with cluster_of(tmp_path / "no model", num_replicas=2, wires="direct"):
+        async with cluster_of(tmp_path / "no model", num_replicas=2, wires="direct", start_s=0.1):
             pass

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from clients.python import AsyncClient, ConnectionLost, InvalidRequest, NotFound, SessionReset
+from tests.waiting import started_task
 
 
 @pytest.fixture
@@ -61,8 +62,7 @@ async def test_cancel_next_to_a_reader_that_was_left_behind_ends(client: AsyncCl
         async for _ in generation:
             pass
 
-    left_behind = asyncio.create_task(read())
-    await asyncio.sleep(0)
+    left_behind = await started_task(read())
     finished = await generation.cancel()
     await left_behind
     assert finished is not None

@@ -41,7 +41,8 @@ def test_runs_against_a_server_and_ends_with_json(server_url: str, per_socket: i
         assert level["ttft_p50_ms"] < level["latency_p50_ms"]
         assert level["goodput_per_s"] == level["requests_per_s"]
         per_s = level["tokens"] / level["seconds"]
-        assert level["tokens_per_s"] == pytest.approx(per_s, rel=0.01)
+        # Rounded to one decimal, which is much where a model is slow.
+        assert level["tokens_per_s"] == pytest.approx(per_s, rel=0.01, abs=0.05)
 
 
 def test_requests_arrive_at_a_rate(server_url: str) -> None:

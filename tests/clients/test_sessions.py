@@ -39,7 +39,9 @@ def session(client: Client) -> Iterator[Session]:
 
 
 def generated(session: Session, max_tokens: int, seed: int = 2) -> list[int]:
-    return tokens_of(session.generate(max_tokens=max_tokens, seed=seed, ignore_eos=True))
+    """At a temperature at which the seed matters, whatever the model's default is."""
+    options = Sampling(max_tokens=max_tokens, seed=seed, temperature=1.0, ignore_eos=True)
+    return tokens_of(session.generate(**options))
 
 
 def tokens_of(generation: Generation) -> list[int]:
@@ -62,7 +64,7 @@ def test_session_begins_with_a_named_state(client: Client, session: Session) -> 
     assert begun.info().position == appended.position
     assert generated(begun, 12) == wanted
     begun.delete()
-    options = Sampling(max_tokens=12, seed=2, ignore_eos=True)
+    options = Sampling(max_tokens=12, seed=2, temperature=1.0, ignore_eos=True)
     assert tokens_of(client.generate(state="wood", **options)) == wanted
     whole = client.complete(state="wood", **options)
     assert whole.text == client.generate(state="wood", **options).text()
@@ -291,7 +293,7 @@ def test_session_that_is_gone_is_not_found(client: Client) -> None:
 
 def test_text_shows_what_was_read_and_generated(session: Session) -> None:
     begun = session.append("Once upon a time")
-    generation = session.generate(max_tokens=8, seed=2)
+    generation = session.generate(max_tokens=8, seed=2, ignore_eos=True)
     answer = generation.text()
     text = session.text()
     assert [part.kind for part in text.parts] == ["input", "output"]

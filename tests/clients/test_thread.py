@@ -15,6 +15,7 @@ import pytest
 
 from clients.python import Client, ConnectionLost
 from clients.python.thread import LoopThread
+from tests.waiting import started_task
 
 FORGETFUL = """
 import sys
@@ -79,8 +80,7 @@ def test_thread_ends_with_its_last_user_and_cancels_what_runs() -> None:
             cancelled.set()
 
     async def begin() -> None:
-        tasks.append(asyncio.create_task(wait()))
-        await asyncio.sleep(0)
+        tasks.append(await started_task(wait()))
 
     tasks: list[asyncio.Task[None]] = []
     thread = LoopThread()

@@ -14,7 +14,8 @@ from tests.chatty import lines_of_chance, write_chatty
 from tests.compat.environments import Client, python_client
 from tests.docs.blocks import blocks_of
 from tests.docs.pages import DOCS
-from tests.reliability.servers import ServerProcess, eventually
+from tests.reliability.servers import ServerProcess
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(400)
 

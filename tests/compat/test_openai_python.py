@@ -22,8 +22,9 @@ from tests.compat.environments import Client, python_client
 from tests.docs.blocks import blocks_of
 from tests.docs.pages import DOCS
 from tests.reliability.proxy import FaultProxy, Link, proxied
-from tests.reliability.servers import ServerProcess, eventually
+from tests.reliability.servers import ServerProcess
 from tests.rwkv7 import SHAPES, published, write_pth
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(400)
 

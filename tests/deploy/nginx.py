@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -14,11 +13,11 @@ from pathlib import Path
 from tests.deploy.manifests import DEPLOY
 from tests.deploy.tls_proxy import TlsProxy, make_certificate, wait_for
 from tests.reliability.servers import LOCAL, STUCK_S
+from tests.requirements import program
 from tests.reserved_port import ReservedPort
 
 CONFIGURATION = DEPLOY / "nginx" / "nginx.conf"
-#: Debian does not have it on the path of users other than root.
-PROGRAM = shutil.which("nginx", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"]))
+PROGRAM = program("nginx")
 
 
 @contextmanager

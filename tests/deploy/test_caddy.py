@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -20,11 +19,13 @@ from benchmarks import sse
 from tests.deploy.tls_proxy import NAME, TlsProxy, client_of, make_certificate, wait_for
 from tests.docs.blocks import blocks_of
 from tests.docs.pages import DOCS
-from tests.reliability.servers import FAKE, LOCAL, STUCK_S, ServerProcess, eventually
+from tests.reliability.servers import FAKE, LOCAL, STUCK_S, ServerProcess
+from tests.requirements import needs_program, program
 from tests.reserved_port import ReservedPort
+from tests.waiting import eventually
 
-PROGRAM = shutil.which("caddy")
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no caddy (Debian: apt-get install caddy)")
+PROGRAM = program("caddy")
+pytestmark = needs_program("caddy")
 
 SETTINGS = {"EVERSTREAM_KEEP_ALIVE_S": "75", "EVERSTREAM_TRUSTED_PROXIES": "127.0.0.1"}
 ENDLESS = {"prompt": "Once", "max_tokens": 100_000, "ignore_eos": True, "stream": True}

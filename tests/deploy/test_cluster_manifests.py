@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from tests.deploy.manifests import (
     secrets_of,
 )
 from tests.deploy.network_policies import Pod, reaches
+from tests.requirements import needs_program
 
 CLUSTER = DEPLOY / "kubernetes" / "cluster"
 EXAMPLE = DEPLOY / "kubernetes" / "example-postgresql"
@@ -78,9 +78,7 @@ def test_a_misspelt_field_does_not_fit(deployment: Manifest) -> None:
         check(deployment)
 
 
-@pytest.mark.skipif(
-    shutil.which("kubectl") is None, reason="no kubectl (Debian: apt-get install kubernetes-client)"
-)
+@needs_program("kubectl", "kubernetes-client")
 @pytest.mark.parametrize("folder", [CLUSTER, EXAMPLE], ids=lambda folder: folder.name)
 def test_kubectl_renders_what_is_tested_here(folder: Path) -> None:
     command = ["kubectl", "kustomize", str(folder)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import socket
 import subprocess
 from contextlib import ExitStack
@@ -16,6 +15,7 @@ from tests.deploy.manifests import DEPLOY, manifests_of
 from tests.deploy.tls_proxy import wait_for
 from tests.docs.blocks import shell_lines
 from tests.reliability.servers import FAKE, LOCAL, STUCK_S, ServerProcess
+from tests.requirements import needs_program, program
 from tests.reserved_port import ReservedPort
 
 (COMPOSE,) = manifests_of(DEPLOY / "compose.yaml")
@@ -33,16 +33,15 @@ def settings(file: Path, name: str) -> list[str]:
     return re.findall(rf"^\s*{name}\s+(.*)$", file.read_text("utf-8"), re.MULTILINE)
 
 
-needs_haproxy = pytest.mark.skipif(
-    shutil.which("haproxy") is None, reason="no haproxy (Debian: apt-get install haproxy)"
-)
+PROGRAM = str(program("haproxy"))
+needs_haproxy = needs_program("haproxy")
 
 
 @needs_haproxy
 @pytest.mark.parametrize("file", sorted(HAPROXY.iterdir()), ids=lambda file: file.name)
 def test_haproxy_takes_its_configuration(file: Path) -> None:
     done = subprocess.run(
-        ["haproxy", "-c", "-f", str(file)], check=False, capture_output=True, text=True
+        [PROGRAM, "-c", "-f", str(file)], check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -62,8 +61,8 @@ def test_stream_of_the_guide_comes_through_haproxy(tmp_path: Path) -> None:
             assert text.count(f"{LOCAL}:{shown}") == 1
             text = text.replace(f"{LOCAL}:{shown}", f"{LOCAL}:{there}")
         file.write_text(text, "utf-8")
-        command = start.replace("deploy/haproxy/local.cfg", str(file)).split()
-        process = stack.enter_context(subprocess.Popen(command))
+        _, *flags = start.replace("deploy/haproxy/local.cfg", str(file)).split()
+        process = stack.enter_context(subprocess.Popen([PROGRAM, *flags]))
         stack.callback(process.kill)
         wait_for(port, process)
         ask = ask.replace(f"{LOCAL}:8000", f"{LOCAL}:{port}").replace(

@@ -18,17 +18,13 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from tests.deploy.manifests import DEPLOY, Manifest, kustomized, of_kind
-from tests.postgres import USER, Postgres, binaries
+from tests.postgres import USER, Postgres
 from tests.reliability.servers import STUCK_S, ServerProcess
 from tests.tiny import write_model
 
 EXAMPLE = kustomized(DEPLOY / "kubernetes" / "example-postgresql")
 PASSWORD = "a word for the test"
 NAME = "everstream-postgresql"
-
-pytestmark = pytest.mark.skipif(
-    binaries() is None, reason="no PostgreSQL (Debian: apt-get install postgresql)"
-)
 
 
 def container() -> Manifest:

@@ -14,11 +14,13 @@ import pytest
 from websockets.asyncio.client import connect
 
 from benchmarks import sse
-from tests.deploy.nginx import PROGRAM, nginx_before
+from tests.deploy.nginx import nginx_before
 from tests.deploy.tls_proxy import NAME, TlsProxy, client_of
-from tests.reliability.servers import FAKE, STUCK_S, ServerProcess, eventually
+from tests.reliability.servers import FAKE, STUCK_S, ServerProcess
+from tests.requirements import needs_program
+from tests.waiting import eventually
 
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no nginx (Debian: apt-get install nginx)")
+pytestmark = needs_program("nginx")
 
 #: As the page starts servers.
 SETTINGS = {"EVERSTREAM_KEEP_ALIVE_S": "75", "EVERSTREAM_TRUSTED_PROXIES": "127.0.0.1"}

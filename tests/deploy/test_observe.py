@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ import yaml
 from tests.deploy.manifests import kustomized, of_kind
 from tests.docs.blocks import blocks_of
 from tests.reliability.servers import LOCAL, STUCK_S, ServerProcess
+from tests.requirements import needs_program
 from tests.reserved_port import ReservedPort
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
@@ -41,9 +41,7 @@ CONFIGURATIONS = [
     ),
 ]
 
-needs_prometheus = pytest.mark.skipif(
-    shutil.which("prometheus") is None, reason="no prometheus (Debian: apt-get install prometheus)"
-)
+needs_prometheus = needs_program("prometheus")
 
 
 def expressions() -> list[str]:

@@ -14,6 +14,7 @@ from tests.deploy.manifests import DEPLOY, Manifest, check, of_kind
 from tests.deploy.network_policies import Pod, reaches
 from tests.docs.blocks import ROOT, blocks_of
 from tests.docs.pages import page
+from tests.requirements import needs_program
 
 PLACE = "deploy/kubernetes"
 (KUSTOMIZATION,) = (
@@ -23,9 +24,7 @@ PLACE = "deploy/kubernetes"
 )
 NAMES = Pod({"k8s-app": "kube-dns"}, namespace={"kubernetes.io/metadata.name": "kube-system"})
 
-needs_kubectl = pytest.mark.skipif(
-    shutil.which("kubectl") is None, reason="no kubectl (Debian: apt-get install kubernetes-client)"
-)
+needs_kubectl = needs_program("kubectl", "kubernetes-client")
 
 
 def rendered(folder: Path, resources: str) -> list[Manifest]:

@@ -16,7 +16,7 @@ import pytest
 
 from clients.python import AsyncClient, Finished
 from tests.deploy.balancer import Balancer, balanced
-from tests.postgres import Postgres, binaries
+from tests.postgres import Postgres
 from tests.reliability.odometer import Odometer
 from tests.reliability.servers import ServerProcess
 from tests.reliability.streams import ENDLESS
@@ -34,9 +34,6 @@ pytestmark = [
     pytest.mark.slow,
     # It starts eight servers, which takes as long as the machine lets it.
     pytest.mark.timeout(300),
-    pytest.mark.skipif(
-        binaries() is None, reason="no PostgreSQL (Debian: apt-get install postgresql)"
-    ),
 ]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from server.config import ServerConfig
 from tests.deploy.manifests import DEPLOY, Manifest, check, containers_of, kustomized, manifests_of
 from tests.docs.blocks import SHELL, USERS_PAGES, Block, blocks_of
 from tests.docs.pages import flags, page
+from tests.requirements import needs_program
 
 ROOT = DEPLOY.parent
 TEXT = "\n".join(page(f"{name}.md") for name in ("postgresql", "kubernetes", "ray"))
@@ -146,9 +146,7 @@ def test_labels_of_namespaces_are_those_of_the_policies() -> None:
     assert labels == wanted
 
 
-@pytest.mark.skipif(
-    shutil.which("kubectl") is None, reason="no kubectl (Debian: apt-get install kubernetes-client)"
-)
+@needs_program("kubectl", "kubernetes-client")
 @pytest.mark.parametrize("block", SECRETS, ids=lambda block: block.first.partition(" -")[0])
 def test_secrets_are_made_as_a_cluster_takes_them(block: Block, tmp_path: Path) -> None:
     """With the certificate of the first block, where it needs one."""

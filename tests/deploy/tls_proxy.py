@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import ssl
 import subprocess
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 import httpx
 
 from tests.reliability.servers import LOCAL, STUCK_S
+from tests.waiting import wait_until
 
 NAME = "chat.example"
 
@@ -63,12 +63,13 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
 
 def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
     """Returns when ``process`` takes connections."""
-    deadline_s = time.monotonic() + STUCK_S
-    while True:
+
+    def connects() -> bool:
         try:
             socket.create_connection((LOCAL, port)).close()
-            return
         except OSError:
             assert process.poll() is None, "it does not start"
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
+            return False
+        return True
+
+    wait_until(connects)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 
@@ -113,12 +114,13 @@ DATA = {"runs": [{"name": f"a_b-{seed}", "x": {"y": seed + 0.25}} for seed in ra
 
 
 @pytest.fixture
-def result(monkeypatch: pytest.MonkeyPatch) -> None:
-    claims._value.cache_clear()
-    monkeypatch.setattr(claims, "_result", lambda name: {"f.json": DATA}[name])
+def result(tmp_path: Path) -> Path:
+    """A file of results that is not among the committed ones."""
+    file = tmp_path / "f.json"
+    file.write_text(json.dumps(DATA))
+    return file
 
 
-@pytest.mark.usefixtures("result")
 @pytest.mark.parametrize(
     ("holds", "failures"),
     [
@@ -132,15 +134,17 @@ def result(monkeypatch: pytest.MonkeyPatch) -> None:
         ("w('a_b', '2') == 2.25", 0),
     ],
 )
-def test_claim_is_compared_with_the_mean_of_what_its_path_finds(holds: str, failures: int) -> None:
-    values = {"v": "f.json runs/{0}-*/x/y", "w": "f.json runs/{0}-{1}/x/y"}
+def test_claim_is_compared_with_the_mean_of_what_its_path_finds(
+    holds: str, failures: int, result: Path
+) -> None:
+    values = {"v": f"{result} runs/{{0}}-*/x/y", "w": f"{result} runs/{{0}}-{{1}}/x/y"}
     known = Claims(values, (Claim("S.", (holds,)),), frozenset(), frozenset())
     assert len(list(known.failures())) == failures
 
 
-@pytest.mark.usefixtures("result")
-def test_path_that_finds_nothing_is_an_error() -> None:
-    known = Claims({"v": "f.json runs/{0}/z"}, (Claim("S.", ("v('a') > 0",)),), *[frozenset()] * 2)
+def test_path_that_finds_nothing_is_an_error(result: Path) -> None:
+    values = {"v": f"{result} runs/{{0}}/z"}
+    known = Claims(values, (Claim("S.", ("v('a') > 0",)),), *[frozenset()] * 2)
     with pytest.raises(AssertionError, match="has nothing"):
         list(known.failures())
 

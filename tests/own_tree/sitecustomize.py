@@ -10,19 +10,23 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import MutableMapping
+from typing import Any
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(FOLDER))
 
 
-def use_own_tree() -> None:
+def use_own_tree(
+    finders: list[Any], path: list[str], environment: MutableMapping[str, str]
+) -> None:
     """Takes out such finders, for this process and those that it starts."""
-    foreign = [f for f in sys.meta_path if ROOT not in getattr(f, "search_paths", [ROOT])]
+    foreign = [f for f in finders if ROOT not in getattr(f, "search_paths", [ROOT])]
     if foreign:
-        sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in foreign]
-        sys.path.insert(0, ROOT)
-        before = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (ROOT, FOLDER, before)))
+        finders[:] = [finder for finder in finders if finder not in foreign]
+        path.insert(0, ROOT)
+        before = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (ROOT, FOLDER, before)))
 
 
-use_own_tree()
+use_own_tree(sys.meta_path, sys.path, os.environ)

@@ -7,12 +7,11 @@ from typing import Any, Literal
 
 import pytest
 
-from model.native.runtime import built
 from server.engine.engine import Engine
 from tests.chosen_model import CHOSEN, chosen_engine
+from tests.requirements import needs_native
 from tests.tiny import check_books, drain, tiny_engine, tiny_runtime
 
-needs_native = pytest.mark.skipif(not built(), reason="the native runtime was not built")
 BACKENDS = ["torch", pytest.param("native", marks=needs_native)]
 
 

@@ -11,8 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,14 +22,12 @@ from websockets.asyncio.client import connect
 from tests.forking import Forked
 from tests.reserved_port import ReservedPort
 from tests.stopping import stop
+from tests.waiting import STUCK_S, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 LOCAL = "127.0.0.1"
-#: After so long a server is stuck. A busy machine may take many seconds for anything.
-STUCK_S = 120.0
 #: After so long without an answer `/ready` is asked once more: a cut wire may have lost it.
 READY_TIMEOUT_S = 10.0
-POLL_S = 0.02
 
 EVERSTREAM = ("server.cli.main", "serve", "--host", LOCAL)
 #: The same with drafts that always pay.
@@ -138,11 +135,15 @@ class ServerProcess:
         Raises `AssertionError` with its log if it ends, or takes none after `STUCK_S`.
         """
         assert self.wait_listening(), f"the server did not start:\n{self.log()}"
-        deadline_s = time.monotonic() + STUCK_S
-        while not self.takes_work():
+
+        def takes_work() -> bool:
             assert not self.has_ended, f"the server did not start:\n{self.log()}"
-            assert time.monotonic() < deadline_s, f"the server takes no work:\n{self.log()}"
-            time.sleep(POLL_S)
+            return self.takes_work()
+
+        try:
+            wait_until(takes_work)
+        except TimeoutError:
+            raise AssertionError(f"the server takes no work:\n{self.log()}") from None
 
     async def ended(self) -> int | None:
         """Returns when the process has ended, by itself or not; None where it is not known how."""
@@ -293,15 +294,3 @@ def socket_to(url: str, **options: Any) -> connect:
     """
     patient = {"open_timeout": STUCK_S, "ping_interval": None}
     return connect(url, **{"compression": None, "max_queue": None, **patient, **options})
-
-
-async def eventually(condition: Callable[[], bool], within_s: float = STUCK_S) -> None:
-    """Returns when ``condition`` holds; raises `TimeoutError`. For what cannot be awaited.
-
-    The condition may block: it runs in a thread.
-    """
-    deadline_s = time.monotonic() + within_s
-    while not await asyncio.to_thread(condition):
-        if time.monotonic() > deadline_s:
-            raise TimeoutError(f"not so within {within_s:g} s")
-        await asyncio.sleep(POLL_S)

@@ -13,9 +13,10 @@ from tests.chaos.cluster import Cluster, cluster_of
 from tests.chaos.logs import logs_of
 from tests.chosen_model import served_model
 from tests.reliability.history import Log
-from tests.reliability.servers import ServerProcess, eventually
+from tests.reliability.servers import ServerProcess
 from tests.reliability.streams import End, KeptStream, log_of_store, run_all
 from tests.stopping import stop
+from tests.waiting import eventually
 
 #: Above the interval in which a holder shows that it lives.
 LEASE = {"EVERSTREAM_STORE_LEASE_S": "4"}

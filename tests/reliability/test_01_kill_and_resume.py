@@ -15,12 +15,12 @@ from model.tensor_spec import StateDType
 from tests.chaos.report import as_markdown
 from tests.chaos.run import Plan, chaos
 from tests.chosen_model import served_model
-from tests.reliability.engines import needs_native
 from tests.reliability.history import History
 from tests.reliability.odometer import Odometer
 from tests.reliability.servers import DRAFTING, EVERSTREAM, ServerProcess
 from tests.reliability.soloist import check_alone
 from tests.reliability.streams import KeptStream, log_of_store, log_over_http, run_all
+from tests.requirements import needs_native
 from tests.tiny import write_model_with_head
 
 SAMPLING: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "ignore_eos": True}

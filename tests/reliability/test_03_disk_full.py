@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from websockets.asyncio.client import ClientConnection
 
-from tests.reliability.confined import can, inside, volume
+from tests.reliability.confined import inside, volume
 from tests.reliability.history import History
 from tests.reliability.odometer import Odometer
-from tests.reliability.servers import EVERSTREAM, ServerProcess, eventually
+from tests.reliability.servers import EVERSTREAM, ServerProcess
 from tests.reliability.streams import (
     PROMPT,
     SAMPLING,
@@ -30,6 +29,8 @@ from tests.reliability.streams import (
     socket_of,
     tiny_server,
 )
+from tests.requirements import needs_namespaces
+from tests.waiting import eventually
 
 NUM_STREAMS = 4
 SIZE = "64m"
@@ -89,7 +90,7 @@ async def stop_at_the_log(streams: Sequence[KeptStream], running: asyncio.Task[A
         assert last["error"]["code"] == "store_full"
 
 
-@pytest.mark.skipif(not can(), reason="this user may not mount a small file system")
+@needs_namespaces()
 async def test_full_file_system(tmp_path: Path) -> None:
     store = tmp_path / "store"
     store.mkdir()
@@ -159,7 +160,7 @@ async def check_deletes_alone(client: httpx.AsyncClient, session: str) -> None:
     assert (refused.status_code, refused.json()["error"]["code"]) == (507, "store_full")
 
 
-@pytest.mark.skipif(not can(), reason="this user may not mount a small file system")
+@needs_namespaces()
 async def test_volume_that_others_fill_can_be_emptied(tmp_path: Path) -> None:
     """Deletions and a restart have the room of the reserve, which comes back with the disk's."""
     store = tmp_path / "store"

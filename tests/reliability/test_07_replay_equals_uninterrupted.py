@@ -12,7 +12,7 @@ import pytest
 from server.engine.session import SessionValue
 from tests.reliability.history import History, event_of_frame
 from tests.reliability.odometer import Odometer
-from tests.reliability.servers import ServerProcess, eventually
+from tests.reliability.servers import ServerProcess
 from tests.reliability.streams import (
     Backend,
     Frame,
@@ -24,6 +24,7 @@ from tests.reliability.streams import (
     socket_of,
 )
 from tests.tiny import write_model
+from tests.waiting import eventually
 
 PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2}
 #: What a continuation depends on, apart from the state: penalties, held back text, half characters.

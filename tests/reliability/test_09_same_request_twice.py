@@ -13,7 +13,7 @@ from benchmarks.websocket import text
 from tests.reliability.history import History
 from tests.reliability.odometer import Odometer
 from tests.reliability.raw_websocket import opened
-from tests.reliability.servers import STUCK_S, ServerProcess
+from tests.reliability.servers import ServerProcess
 from tests.reliability.sites import Site
 from tests.reliability.streams import (
     PROMPT,
@@ -29,6 +29,7 @@ from tests.reliability.streams import (
     socket_of,
     tiny_server,
 )
+from tests.waiting import eventually
 
 LONG_TEXT = "Only the wind, said she, and he is not at home. " * 500
 BODY: dict[str, Any] = {"prompt": PROMPT, "seed": 3, **SAMPLING}
@@ -47,13 +48,15 @@ async def generated_in_the_end(
     server: ServerProcess, key: str, max_tokens: int = 50
 ) -> list[Frame]:
     """The same, asked for until it is told."""
-    async with asyncio.timeout(STUCK_S):
-        while True:
-            frames = await generated(server, key, max_tokens)
-            if frames and frames[-1]["type"] == "finished":
-                return frames
-            assert not frames or frames[-1]["error"]["code"] in NOT_YET, frames[-1]
-            await asyncio.sleep(0.05)
+
+    async def told() -> list[Frame] | None:
+        frames = await generated(server, key, max_tokens)
+        if frames and frames[-1]["type"] == "finished":
+            return frames
+        assert not frames or frames[-1]["error"]["code"] in NOT_YET, frames[-1]
+        return None
+
+    return await eventually(told)
 
 
 async def new_session(server: ServerProcess) -> str:
@@ -152,17 +155,19 @@ async def test_append_that_a_crash_cut_short_is_ended_and_not_fed_again(
 
 async def appended(server: ServerProcess, over: str, session: str, message: Frame) -> Frame:
     """Asks, and asks again where it is told to; the answer."""
-    async with asyncio.timeout(STUCK_S):
-        while True:
-            if over == "socket":
-                async with socket_of(server.stream_url) as socket:
-                    await ask(socket, type="append", request_id="a", session=session, **message)
-                    frame = await answer_of(socket, "appended")
-            else:
-                path = f"/v1/sessions/{session}/append"
-                async with client_of(server.url) as client:
-                    frame = (await client.post(path, json=message)).json()
-            if "position" in frame:
-                return frame
-            assert frame["error"]["code"] in NOT_YET, frame
-            await asyncio.sleep(0.05)
+
+    async def told() -> Frame | None:
+        if over == "socket":
+            async with socket_of(server.stream_url) as socket:
+                await ask(socket, type="append", request_id="a", session=session, **message)
+                frame = await answer_of(socket, "appended")
+        else:
+            path = f"/v1/sessions/{session}/append"
+            async with client_of(server.url) as client:
+                frame = (await client.post(path, json=message)).json()
+        if "position" in frame:
+            return frame
+        assert frame["error"]["code"] in NOT_YET, frame
+        return None
+
+    return await eventually(told)

@@ -36,6 +36,7 @@ from tests.reliability.streams import (
 )
 from tests.stopping import stop
 from tests.tiny import write_model
+from tests.waiting import eventually
 
 
 class Heir:
@@ -48,26 +49,22 @@ class Heir:
 
     async def read(self, url: str, num_events: int) -> None:
         """Everything from the first event on, until there are so many new ones."""
-        async with asyncio.timeout(STUCK_S):
-            while True:
-                if await self._try(url, num_events):
-                    return
-                await asyncio.sleep(0.1)
 
-    async def _try(self, url: str, num_events: int) -> bool:
-        stream = self.stream
-        async with socket_of(url) as socket:
-            await ask(socket, type="resume", request_id="r", **place_of(stream))
-            resumed = await answer(socket)
-            if resumed["type"] == "error":  # the lease is not over yet
-                assert resumed["error"]["code"] == "session_elsewhere", resumed
-                return False
-            assert resumed["type"] == "resumed", resumed
-            self.taken_over_at = resumed["last_seq"]
-            self._reader.attach(resumed["epoch"], 0, "second")
-            while self._reader.last_seq < self.taken_over_at + num_events:
-                self._reader.saw_frame(await answer(socket))
-            return True
+        async def is_read() -> bool:
+            async with socket_of(url) as socket:
+                await ask(socket, type="resume", request_id="r", **place_of(self.stream))
+                resumed = await answer(socket)
+                if resumed["type"] == "error":  # the lease is not over yet
+                    assert resumed["error"]["code"] == "session_elsewhere", resumed
+                    return False
+                assert resumed["type"] == "resumed", resumed
+                self.taken_over_at = resumed["last_seq"]
+                self._reader.attach(resumed["epoch"], 0, "second")
+                while self._reader.last_seq < self.taken_over_at + num_events:
+                    self._reader.saw_frame(await answer(socket))
+                return True
+
+        await eventually(is_read)
 
 
 async def endless(socket: ClientConnection) -> None:
@@ -214,13 +211,15 @@ async def test_fenced_replica_sends_no_events_of_its_former_sessions(tmp_path: P
 
 async def last_frame(url: str, message: dict[str, Any]) -> Frame:
     """The end of a generation, once it is let begin."""
-    async with asyncio.timeout(STUCK_S):
-        while True:
-            async with socket_of(url) as socket:
-                await ask(socket, request_id="g", **message)
-                while (frame := await answer(socket))["type"] in ("started", "token"):
-                    pass
-            if frame["type"] == "finished":
-                return frame
-            assert frame["error"]["code"] == "session_elsewhere", frame
-            await asyncio.sleep(0.1)
+
+    async def last() -> Frame | None:
+        async with socket_of(url) as socket:
+            await ask(socket, request_id="g", **message)
+            while (frame := await answer(socket))["type"] in ("started", "token"):
+                pass
+        if frame["type"] == "finished":
+            return frame
+        assert frame["error"]["code"] == "session_elsewhere", frame
+        return None
+
+    return await eventually(last)

@@ -6,7 +6,7 @@ import asyncio
 
 from tests.reliability.history import History
 from tests.reliability.odometer import Odometer
-from tests.reliability.servers import STUCK_S, ServerProcess, eventually
+from tests.reliability.servers import ServerProcess
 from tests.reliability.sites import Site
 from tests.reliability.streams import (
     ENDLESS,
@@ -20,17 +20,19 @@ from tests.reliability.streams import (
     socket_of,
     twin_of,
 )
+from tests.waiting import eventually
 
 NUM_SESSIONS = 8
 
 
 async def resumed_at(server: ServerProcess, stream: KeptStream) -> KeptStream:
     """Returns at its end, once it was told: while a replica is being reclaimed it is not known."""
-    async with asyncio.timeout(STUCK_S):
-        while await stream.run(server.stream_url) == "error":
-            if stream.frames[-1]["error"]["code"] != "session_elsewhere":
-                break
-            await asyncio.sleep(0.05)
+
+    async def was_told() -> bool:
+        is_error = await stream.run(server.stream_url) == "error"
+        return not is_error or stream.frames[-1]["error"]["code"] != "session_elsewhere"
+
+    await eventually(was_told)
     return stream
 
 

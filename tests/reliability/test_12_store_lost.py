@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 from tests.reliability.history import History
 from tests.reliability.odometer import Odometer
-from tests.reliability.servers import STUCK_S, ServerProcess
+from tests.reliability.servers import ServerProcess
 from tests.reliability.sites import OneServer, Site, all_ready, run_spread
 from tests.reliability.soloist import Soloist, check_alone
 from tests.reliability.streams import (
@@ -26,6 +27,7 @@ from tests.reliability.streams import (
     socket_of,
     tiny_server,
 )
+from tests.waiting import eventually
 
 NUM_STREAMS = 4
 
@@ -65,12 +67,15 @@ async def read_on(site: Site, streams: list[KeptStream]) -> None:
     """Every stream, at one server after the other, until one continues it and it is cancelled."""
 
     async def read(index: int, stream: KeptStream) -> None:
-        async with asyncio.timeout(STUCK_S):
-            while not stream.is_finished:
-                index = (index + 1) % len(site.servers)
-                server = site.servers[index]
-                await stream.run(server.stream_url, f"server {index}", num_tokens=100)
-                await asyncio.sleep(0.1)
+        places = itertools.count(index + 1)
+
+        async def is_finished() -> bool:
+            place = next(places) % len(site.servers)
+            url = site.servers[place].stream_url
+            await stream.run(url, f"server {place}", num_tokens=100)
+            return stream.is_finished
+
+        await eventually(is_finished)
 
     await asyncio.gather(*(read(index, stream) for index, stream in enumerate(streams)))
 

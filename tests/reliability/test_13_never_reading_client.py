@@ -11,8 +11,9 @@ import pytest
 from benchmarks.websocket import handshake, text
 from tests.reliability.bystander import bystander
 from tests.reliability.raw_websocket import connected, opened
-from tests.reliability.servers import FAKE, ServerProcess, eventually
+from tests.reliability.servers import FAKE, ServerProcess
 from tests.server.harness import running
+from tests.waiting import eventually
 
 ENDLESS = {"prompt": "hi", "max_tokens": 1_000_000}
 BODY = json.dumps({**ENDLESS, "stream": True}).encode()

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from benchmarks.websocket import PING, PONG, FrameParser, frame, handshake
 from server.http.server import MAX_PING_INTERVAL_S, PING_TIMEOUT_S, TCP_USER_TIMEOUT_MS
 from tests.reliability.proxy import proxied
 from tests.reliability.raw_websocket import connected, opened
-from tests.reliability.servers import FAKE, STUCK_S, ServerProcess, eventually
+from tests.reliability.servers import STUCK_S
 from tests.server.harness import running
 
 
@@ -66,12 +64,12 @@ def test_defaults_detect_it_within_a_minute() -> None:
     assert TCP_USER_TIMEOUT_MS <= 20_000
 
 
-async def test_vanished_http_client_is_dropped_between_requests(long: bool) -> None:
-    if not long:
-        pytest.skip("waits for a keep-alive of five seconds")
-    with ServerProcess(program=FAKE) as server:
-        num_descriptors = server.num_descriptors()
-        async with proxied(server.port) as proxy, connected(proxy.port) as client:
-            await client.shake_hands(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            proxy.links[0].swallow()
-            await eventually(lambda: server.num_descriptors() <= num_descriptors)
+async def test_vanished_http_client_is_dropped_between_requests() -> None:
+    async with (
+        running(keep_alive_s=0.5) as server,
+        proxied(server.port) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.shake_hands(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        proxy.links[0].swallow()
+        await server.until_disconnected()

@@ -14,7 +14,8 @@ import pytest
 from benchmarks.websocket import closing, handshake, text
 from tests.reliability.bystander import bystander
 from tests.reliability.raw_websocket import RawWebSocket, connected, opened
-from tests.reliability.servers import FAKE, ServerProcess, eventually
+from tests.reliability.servers import FAKE, ServerProcess
+from tests.waiting import eventually
 
 #: Python objects, the kernel's part aside.
 BUDGET_BYTES_PER_SOCKET = 70 * 1024

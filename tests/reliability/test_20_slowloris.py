@@ -11,7 +11,8 @@ from server.http.protocols import LINGER_S, HttpProtocol, WebSocketProtocol
 from server.http.server import TCP_USER_TIMEOUT_MS
 from tests.reliability.bystander import bystander
 from tests.reliability.raw_websocket import RawWebSocket, connected
-from tests.reliability.servers import FAKE, STUCK_S, ServerProcess, eventually
+from tests.reliability.servers import FAKE, STUCK_S, ServerProcess
+from tests.waiting import eventually
 
 CRITERION_S = 10.0
 DRIP_S = 0.2

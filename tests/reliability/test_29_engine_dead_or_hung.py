@@ -11,8 +11,9 @@ import pytest
 
 from tests.reliability.history import History
 from tests.reliability.odometer import Odometer
-from tests.reliability.servers import ServerProcess, eventually
+from tests.reliability.servers import ServerProcess
 from tests.reliability.streams import KeptStream, answer, ask, socket_of
+from tests.waiting import eventually
 
 DRAIN_TIMEOUT_S = 1.0
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.reliability.confined import can
 from tests.reliability.history import History
 from tests.reliability.hostile_names import quiet
 from tests.reliability.odometer import Odometer
 from tests.reliability.servers import ROOT, ServerProcess
 from tests.reliability.soloist import Soloist
 from tests.reliability.streams import ENDLESS, KeptStream, kept_streams, tiny_server
+from tests.requirements import needs_namespaces
 
 REFUSALS = {
     (400, "invalid_value"),
@@ -45,7 +45,7 @@ def test_every_name_is_refused() -> None:
     assert "Traceback" not in told["log"]
 
 
-@pytest.mark.skipif(not can("--net"), reason="this user may not make a network")
+@needs_namespaces("--net")
 def test_no_connection_outside_is_attempted() -> None:
     """Where nothing leads outside the answers are the same, without an attempt to get there."""
     told = quiet("--quiet")
@@ -56,7 +56,7 @@ def test_no_connection_outside_is_attempted() -> None:
     assert counts["Tcp:ActiveOpens"] == told["num_connections"]
 
 
-@pytest.mark.skipif(not can("--net"), reason="this user may not make a network")
+@needs_namespaces("--net")
 def test_network_access_would_be_detected() -> None:
     assert quiet("--quiet", "--connect")["counts"]["Ip:OutNoRoutes"] > 0
 

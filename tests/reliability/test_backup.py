@@ -18,7 +18,7 @@ from tests.docs.pages import page
 from tests.postgres import Postgres, binaries
 from tests.reliability.history import History
 from tests.reliability.odometer import Odometer
-from tests.reliability.servers import ServerProcess, eventually
+from tests.reliability.servers import ServerProcess
 from tests.reliability.soloist import check_alone
 from tests.reliability.streams import (
     ENDLESS,
@@ -34,6 +34,7 @@ from tests.reliability.streams import (
 )
 from tests.s3_server import S3Server
 from tests.tiny import write_model
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -16,7 +16,7 @@ from benchmarks import sse
 from benchmarks.sse import SseEvent
 from tests.reliability.history import History
 from tests.reliability.odometer import Odometer
-from tests.reliability.servers import ServerProcess, eventually
+from tests.reliability.servers import ServerProcess
 from tests.reliability.soloist import check_alone
 from tests.reliability.streams import (
     ENDLESS,
@@ -34,6 +34,7 @@ from tests.reliability.streams import (
     socket_of,
     tiny_server,
 )
+from tests.waiting import eventually
 
 
 def server_at(folder: Path, drain_timeout_s: float = 600) -> ServerProcess:

@@ -8,8 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.reliability.servers import STUCK_S, ServerProcess, eventually
+from tests.reliability.servers import STUCK_S, ServerProcess
 from tests.tiny import write_model
+from tests.waiting import eventually
 
 SYSTEM = "You are a narrator. Stay in the wood, and never speak of the sea. " * 12
 QUESTION, OTHER = "Where does the girl live?", "Who is she?"

@@ -18,6 +18,7 @@ from tests.reliability.servers import ServerProcess
 from tests.reliability.soloist import Soloist
 from tests.reliability.streams import ENDLESS, PROMPT, SAMPLING, KeptStream, client_of
 from tests.tiny import write_model
+from tests.waiting import eventually
 
 NUM_STREAMS = 12
 #: So many of a stream are read after a reload.
@@ -54,9 +55,11 @@ async def reload(client: httpx.AsyncClient) -> bool:
 
 async def alone_again(client: httpx.AsyncClient) -> None:
     """Returns when no old version is left."""
-    async with asyncio.timeout(60):
-        while len((await client.get("/v1/admin/models")).json()["data"]) > 1:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+
+    async def is_alone() -> bool:
+        return len((await client.get("/v1/admin/models")).json()["data"]) == 1
+
+    await eventually(is_alone)
 
 
 async def streams_of_each_kind(

@@ -9,8 +9,9 @@ import httpx
 import pytest
 
 from benchmarks import sse
-from tests.reliability.servers import STUCK_S, ServerProcess, eventually
+from tests.reliability.servers import STUCK_S, ServerProcess
 from tests.reliability.streams import tiny_server
+from tests.waiting import eventually
 
 Json = dict[str, Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.reliability.servers import FAKE, ServerProcess
+from tests.reliability.servers import FAKE, STUCK_S, ServerProcess
 
 pytestmark = pytest.mark.process
 
@@ -21,18 +21,21 @@ def test_port_is_known_before_the_start_and_kept_by_every_successor() -> None:
         server.close()
 
 
-def test_start_waits_for_a_server_that_takes_no_work_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+class Late(ServerProcess):
     """As one whose store does not answer: it says 503, and 200 soon after."""
-    server = ServerProcess(program=FAKE)
-    get, statuses = server.get, []
 
-    def late(path: str, timeout_s: float) -> tuple[int, str]:
-        statuses.append(503 if len(statuses) < 3 else get(path, timeout_s)[0])
-        return statuses[-1], ""
+    def __init__(self) -> None:
+        super().__init__(program=FAKE)
+        self.statuses: list[int] = []
 
-    monkeypatch.setattr(server, "get", late)
-    with server:
-        assert statuses == [503, 503, 503, 200]
+    def get(self, path: str, timeout_s: float = STUCK_S) -> tuple[int, str]:
+        self.statuses.append(503 if len(self.statuses) < 3 else super().get(path, timeout_s)[0])
+        return self.statuses[-1], ""
+
+
+def test_start_waits_for_a_server_that_takes_no_work_yet() -> None:
+    with Late() as server:
+        assert server.statuses == [503, 503, 503, 200]
 
 
 def test_end_of_a_server_that_starts_is_an_error_with_its_log() -> None:

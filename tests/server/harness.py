@@ -33,6 +33,7 @@ from server.store.sqlite.store import MemoryStore
 from tests.fakes import MODEL, ByteTokenizer, FakeEngine
 from tests.reliability.servers import STUCK_S, socket_to
 from tests.server.one_model import only
+from tests.waiting import eventually
 
 _FRAME: TypeAdapter[AnyFrame] = TypeAdapter(AnyFrame)
 
@@ -121,15 +122,19 @@ class Running:
 
     async def until_disconnected(self) -> None:
         """Returns when the server has no connection left, with or without the client's help."""
-        async with asyncio.timeout(STUCK_S):
-            while self.server.server_state.connections:  # noqa: ASYNC110 - uvicorn has no event for it
-                await asyncio.sleep(0.01)
+
+        async def are_gone() -> bool:
+            return not self.server.server_state.connections
+
+        await eventually(are_gone)
 
     async def until_slots_are_free(self) -> None:
         """Returns when no session has a slot: a cancel is obeyed at the end of a step."""
-        async with asyncio.timeout(STUCK_S):
-            while (await self.stats()).held_slots:  # noqa: ASYNC110 - the engine has no event for it
-                await asyncio.sleep(0.01)
+
+        async def are_free() -> bool:
+            return not (await self.stats()).held_slots
+
+        await eventually(are_free)
 
     async def exchange(self, data: bytes) -> bytes:
         """Sends ``data`` as it is, and reads until the server closes."""

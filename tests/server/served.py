@@ -14,10 +14,11 @@ from websockets.asyncio.client import connect
 from server.api.app import create_app
 from server.config import ModelSource, ServerConfig, model_source
 from server.http.server import bind
-from server.models.build import build_models
+from server.models.build import Measure, build_models, measured_costs
 from server.models.registry import Models, Version
 from tests.reliability.servers import STUCK_S, socket_to
 from tests.server.harness import PromptServer
+from tests.waiting import eventually
 
 #: A generation that continues until it is told not to, or until the test ends.
 ENDLESS = {"max_tokens": 1_000_000, "ignore_eos": True, "temperature": 0.9, "seed": 7}
@@ -46,22 +47,26 @@ class Served:
 
     async def retired(self) -> None:
         """Returns when no old version is left."""
-        async with asyncio.timeout(STUCK_S):
-            while self.models.retiring:  # noqa: ASYNC110 - there is no event for it
-                await asyncio.sleep(0.01)
+
+        async def is_retired() -> bool:
+            return not self.models.retiring
+
+        await eventually(is_retired)
 
     def version(self, name: str) -> Version:
         return self.models.current[name]
 
 
 @asynccontextmanager
-async def served(*models: str | ModelSource, **settings: Any) -> AsyncIterator[Served]:
+async def served(
+    *models: str | ModelSource, measure: Measure = measured_costs, **settings: Any
+) -> AsyncIterator[Served]:
     """A server of ``models``, each as a flag has it. Ends with every thread joined."""
     config = ServerConfig(
         model=tuple(model_source(m) if isinstance(m, str) else m for m in models),
         **{"threads": 1, "max_sessions": 8, "speculation": "off", **settings},
     )
-    built, builder = await asyncio.to_thread(build_models, config)
+    built, builder = await asyncio.to_thread(build_models, config, measure=measure)
     app = create_app(built, config, "0.0.0", builder=builder)
     listener = bind("127.0.0.1", 0)
     port = listener.getsockname()[1]

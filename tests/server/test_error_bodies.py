@@ -13,9 +13,10 @@ import pytest_asyncio
 
 from benchmarks.websocket import handshake
 from server.store.base import Fenced
-from tests.reliability.servers import FAKE, LOCAL, ServerProcess, eventually
+from tests.reliability.servers import FAKE, LOCAL, ServerProcess
 from tests.server.failing_store import FailingStore
 from tests.server.harness import Running, running
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -172,8 +173,7 @@ async def test_request_that_waits_while_its_process_is_fenced_off_gets_503() -> 
     store = FailingStore()
     async with running(store=store) as server:
         waiting = asyncio.create_task(server.exchange(post("/v1/completions", b"0123456789")[:-3]))
-        while not server.server.server_state.tasks:  # noqa: ASYNC110 - uvicorn has no event for it
-            await asyncio.sleep(0.01)
+        await eventually(lambda: server.server.server_state.tasks)
         store.error = Fenced("another process has the store")
         Answer.of(await waiting).check(503, "draining")
         await server.done

@@ -12,12 +12,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from model.native.runtime import built
+from tests.requirements import needs_native
 
 ROOT = Path(__file__).parents[2]
 
 pytestmark = [
-    pytest.mark.skipif(not built(), reason="the native runtime was not built"),
+    needs_native,
     pytest.mark.process,
 ]
 

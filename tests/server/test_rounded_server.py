@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.model.commands import everstream, refused
-from tests.server.engine.runners import needs_native
+from tests.requirements import needs_native
 from tests.server.served import Served, served
 from tests.tiny import TEXT, write_model
 

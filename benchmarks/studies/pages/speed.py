@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.decode.peers import LOWER_LEVEL, NARROW, NATIVE_PEERS, OURS, TITLES
@@ -270,7 +271,7 @@ def full_tables() -> dict[str, str]:
     }
 
 
-def plot() -> None:
+def plot(file: Path = PLOT) -> None:
     """Tokens/s by context, for one stream and for 64: S1, bfloat16, one thread."""
     from matplotlib.figure import Figure
 
@@ -295,7 +296,7 @@ def plot() -> None:
     panels[0].set_ylabel("tokens/s, all streams")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     figure.supxlabel("tokens of context", fontsize=10)
-    figure.savefig(PLOT, dpi=110)
+    figure.savefig(file, dpi=110)
 
 
 def _best_cell(found: Best | None, threads: int) -> str:

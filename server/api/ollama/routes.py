@@ -492,7 +492,9 @@ async def ollama_show(request: Request) -> Response:
         raise invalid("model", "must be given")
     service = _ollama_service(request, name)
     model, template = service.model, service.chat_template
-    capabilities = ["completion", "tools", "embedding"]
+    capabilities = ["completion", "embedding"]
+    if template.calls is not None:  # else tools are refused: no field of a chat forces a call
+        capabilities.append("tools")
     if template.thinking is not None:
         capabilities.append("thinking")
     defaults = published(model.sampling)

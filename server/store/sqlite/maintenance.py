@@ -18,6 +18,7 @@ from server.engine.session import Entry
 from server.engine.types import Finished, TokenEvent
 from server.store.base import (
     DiskFiles,
+    Files,
     Identity,
     SessionBroken,
     SnapshotBroken,
@@ -131,7 +132,12 @@ def stores_in(path: Path) -> list[Path]:
     return found
 
 
-def back_up(path: Path, new: Path, note: Callable[[str], None] = lambda _: None) -> Backup:
+def back_up(
+    path: Path,
+    new: Path,
+    note: Callable[[str], None] = lambda _: None,
+    pages_at_once: int = PAGES_AT_ONCE,
+) -> Backup:
     """Copies the store at ``path`` to the empty folder ``new``; `sync_tree` is the caller's duty.
 
     ``note`` gets lines that tell how far it is. Raises `OSError` and `StoreError`.
@@ -161,7 +167,7 @@ def back_up(path: Path, new: Path, note: Callable[[str], None] = lambda _: None)
             gone = copy(sorted(used - copied))
             if gone <= missed:  # a later moment still names them
                 (num_sessions,) = source.execute("SELECT count(*) FROM session").fetchall()[0]
-                _copy_database(source, new, note)
+                _copy_database(source, new, note, pages_at_once)
                 break
     for file in copied - used:
         (new / SNAPSHOTS_DIR / file).unlink()
@@ -171,9 +177,9 @@ def back_up(path: Path, new: Path, note: Callable[[str], None] = lambda _: None)
     return Backup(int(str(num_sessions)), len(used - gone), sorted(gone))
 
 
-def sync_tree(path: Path) -> None:
+def sync_tree(path: Path, files: Files | None = None) -> None:
     """All that is in a folder is on the disk when this returns."""
-    files = DiskFiles()
+    files = files or DiskFiles()
     for folder, _, names in os.walk(path, topdown=False):
         for name in names:
             files.sync(Path(folder) / name)
@@ -213,13 +219,15 @@ def _states(source: apsw.Connection) -> set[str]:
     return {str(file) for (file,) in source.execute(query)}
 
 
-def _copy_database(source: apsw.Connection, new: Path, note: Callable[[str], None]) -> None:
+def _copy_database(
+    source: apsw.Connection, new: Path, note: Callable[[str], None], pages_at_once: int
+) -> None:
     os.close(create(new / DATABASE_FILE))
     copy = apsw.Connection(str(new / DATABASE_FILE))
     try:
         with copy.backup("main", source, "main") as backup:
             while not backup.done:
-                backup.step(PAGES_AT_ONCE)
+                backup.step(pages_at_once)
                 done = backup.page_count - backup.remaining
                 note(f"{done} of {backup.page_count} pages of the database")
     finally:

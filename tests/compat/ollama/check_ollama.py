@@ -10,7 +10,7 @@ import httpx
 import pytest
 from ollama import AsyncClient, ResponseError
 from pydantic import BaseModel, ConfigDict, Field
-from served import FEW, KEY, MODEL, QUESTION, SERVER, client
+from served import FEW, KEY, MODEL, QUESTION, SERVER, client, knows_tools
 
 NUM_TURNS = 20
 #: As long as the instructions of a small assistant.
@@ -83,6 +83,11 @@ def test_schema_is_followed() -> None:
 def test_tools_are_shown_and_their_results_are_read() -> None:
     """Whether this model calls one is its own affair; a history with a call is read."""
     api = client()
+    if not knows_tools():
+        with pytest.raises(ResponseError, match="chat template") as refused:
+            api.chat(MODEL, QUESTION, tools=[weather], options=FEW)
+        assert refused.value.status_code == 400
+        return
     said = api.chat(MODEL, QUESTION, tools=[weather], options=FEW)
     for call in said.message.tool_calls or ():
         assert weather(**call.function.arguments)

@@ -15,6 +15,11 @@ QUESTION = [{"role": "user", "content": "Tell me of the old mill."}]
 FEW: dict[str, Any] = {"num_predict": 24, "seed": 5, "ignore_eos": True}
 
 
+def knows_tools() -> bool:
+    """Whether the served model's chat template teaches it to call."""
+    return "tools" in (client().show(MODEL).capabilities or ())
+
+
 def client(headers: dict[str, str] = KEY, **options: Any) -> Client:
     """The usual key may do all that a client does."""
     return Client(host=SERVER, headers=headers, **options)

@@ -15,9 +15,10 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.fakes import FakeEngine
-from tests.reliability.servers import ServerProcess, eventually
+from tests.reliability.servers import ServerProcess
 from tests.server.api.keys import ALICE, BOB, ROOT, bearer, entry, offers
 from tests.server.harness import Gate, Running, receive, receive_until, running, send
+from tests.waiting import eventually
 
 Serve = Callable[..., AbstractAsyncContextManager[Running]]
 

@@ -25,6 +25,7 @@ from tests.server.api.talk import (
 )
 from tests.server.failing_store import FailingStore
 from tests.server.harness import Gate, Running, receive_until, running, send
+from tests.waiting import eventually
 
 
 async def events(
@@ -351,8 +352,7 @@ async def test_reader_that_takes_over_a_prompt_that_is_scored_gets_what_is_gener
         first = asyncio.create_task(server.generate(**body))
         await steps.reached.wait()
         second = asyncio.create_task(events(server, session, take_over="true"))
-        while len(server.server.server_state.tasks) < 2:  # noqa: ASYNC110 - uvicorn has no event for it
-            await asyncio.sleep(0.01)
+        await eventually(lambda: len(server.server.server_state.tasks) == 2)
         while not first.done():  # the prompt is fed in some hundred steps
             step = asyncio.create_task(steps.one())
             await asyncio.wait({step, first}, return_when=asyncio.FIRST_COMPLETED)

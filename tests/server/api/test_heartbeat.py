@@ -19,6 +19,7 @@ from tests.fakes import FakeEngine
 from tests.reliability.raw_websocket import connected, opened
 from tests.server.api.talk import create, kept
 from tests.server.harness import Gate, Running, receive_until, running, send
+from tests.waiting import started_task
 
 ASKED = {"max_tokens": 6, "seed": 0, "stream": True}
 #: What each route is asked for; the answer must not depend on comments.
@@ -245,8 +246,7 @@ async def test_token_puts_the_comment_off_by_the_whole_interval(
 
     direct = DirectWriter(queue, write, lambda tokens: [b"token" for _ in tokens], 15.0)
     with direct:
-        taking = asyncio.create_task(direct.take())
-        await asyncio.sleep(0)
+        taking = await started_task(direct.take())
         ticks.pass_(NUM_TICKS - 1)
         queue.put([TokenEvent("r", seq=1, position=1, token_id=1, text="a")])
         ticks.pass_(NUM_TICKS - 1)
@@ -266,8 +266,7 @@ async def test_token_without_text_does_not_put_the_comment_off(
     queue: EventQueue[Event] = EventQueue(100)
     direct = DirectWriter(queue, lambda parts: True, lambda tokens: [b"" for _ in tokens], 15.0)
     with direct:
-        taking = asyncio.create_task(direct.take())
-        await asyncio.sleep(0)
+        taking = await started_task(direct.take())
         ticks.pass_(NUM_TICKS - 1)
         queue.put([TokenEvent("r", seq=1, position=1, token_id=1, text="")])
         ticks.pass_(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from server.api.answers import PART_BYTES, DirectWriter, send_stream, server_sen
 from server.engine.types import Event, Failed, TokenEvent
 from server.errors import InternalFailure, RequestError
 from server.runtime.queues import EventQueue
+from tests.waiting import started_task
 
 
 def token(seq: int) -> TokenEvent:
@@ -85,8 +85,7 @@ class Written:
 async def test_tokens_use_the_direct_write_and_wake_no_task() -> None:
     written = Written(is_open=True)
     queue = written.queue
-    taking = asyncio.create_task(written.direct.take())
-    await asyncio.sleep(0)
+    taking = await started_task(written.direct.take())
     queue.put([token(1)])
     queue.put([token(2), token(3)])
     assert not taking.done()
@@ -99,8 +98,7 @@ async def test_tokens_use_the_direct_write_and_wake_no_task() -> None:
 async def test_refused_tokens_are_encoded_once_and_come_first() -> None:
     written = Written(is_open=False)
     queue = written.queue
-    taking = asyncio.create_task(written.direct.take())
-    await asyncio.sleep(0)
+    taking = await started_task(written.direct.take())
     queue.put([token(1)])
     queue.put([token(2)])
     assert await taking == ([b"1;"], [token(2)])

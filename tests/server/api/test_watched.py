@@ -11,6 +11,7 @@ import pytest
 from starlette.types import Message, Scope, Send
 
 from server.api.answers import WatchedAnswer
+from tests.waiting import started_task
 
 
 class Stubborn(WatchedAnswer):
@@ -44,8 +45,7 @@ async def test_reader_is_released_where_the_answer_is_cancelled_twice() -> None:
         max_queued_events=9,
     )
     answer = Stubborn(service)
-    running = asyncio.ensure_future(answer({}, connected, Mock()))
-    await asyncio.sleep(0)
+    running = await started_task(answer({}, connected, Mock()))
     running.cancel()
     await answer.is_cancelled.wait()
     requests.release.assert_not_called()

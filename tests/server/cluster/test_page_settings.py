@@ -15,9 +15,10 @@ from tests.docs.blocks import SHELL, Block, blocks_of
 from tests.docs.pages import DOCS
 from tests.pgbouncer import PgBouncer, needs_pgbouncer
 from tests.postgres import Postgres
-from tests.reliability.servers import STUCK_S, ServerProcess, eventually
+from tests.reliability.servers import STUCK_S, ServerProcess
 from tests.s3_server import S3Server
 from tests.tiny import write_model
+from tests.waiting import eventually
 
 BLOCKS = [
     block

@@ -22,6 +22,7 @@ from server.errors import InvalidRequest, QueueFull
 from server.workers.process import ROOT
 from tests.server.constraints.drawing import of_schema, tokenizer
 from tests.stopping import stop
+from tests.waiting import started_task, started_tasks
 
 pytestmark = pytest.mark.process
 
@@ -154,8 +155,7 @@ async def test_stop_does_not_wait_for_a_slow_format() -> None:
     made = FormatCompiler(tokenizer(), TrialLimits(max_cpu_s=600, timeout_s=600))
     await made.grammar(format(CHOICE))
     formats = [format(SLOW), format({"type": "regex", "regex": "a"})]
-    asked = [asyncio.create_task(made.grammar(one)) for one in formats]
-    await asyncio.sleep(0)
+    asked = await started_tasks(made.grammar(one) for one in formats)
     await made.close()
     answers = await asyncio.gather(*asked, return_exceptions=True)
     assert [type(answer) for answer in answers] == [InvalidRequest] * 2
@@ -237,8 +237,7 @@ async def test_loop_is_free_while_a_slow_format_is_tried(constraints: FormatComp
 
 async def test_cancelled_caller_leaves_no_answer_behind(constraints: FormatCompiler) -> None:
     await constraints.grammar(format(CHOICE))
-    asked = asyncio.create_task(constraints.grammar(format(SLOW)))
-    await asyncio.sleep(0)
+    asked = await started_task(constraints.grammar(format(SLOW)))
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
@@ -297,8 +296,7 @@ async def test_formats_of_one_tenant_do_not_block_those_of_another(
     constraints: FormatCompiler,
 ) -> None:
     many = [format({"type": "regex", "regex": f"c{{{n}}}"}) for n in range(1, 2 * MAX_WAITING)]
-    asked = [asyncio.create_task(constraints.grammar(one, "a")) for one in many]
-    await asyncio.sleep(0)
+    asked = await started_tasks(constraints.grammar(one, "a") for one in many)
     assert await constraints.grammar(format({"type": "regex", "regex": "d+"}), "b")
     found = await asyncio.gather(*asked, return_exceptions=True)
     assert [type(one) for one in found] == [str] * MAX_WAITING + [QueueFull] * (MAX_WAITING - 1)

@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from model.native.runtime import Runtime, built
+from model.native.runtime import Runtime
 from server.engine.engine import Engine
 from tests.fakes import FakeRuntime
+from tests.requirements import needs_native
 from tests.server.engine.grammars import EOS, VOCAB_SIZE, FakeMatchers
 from tests.tiny import check_books, drain, tiny_engine, tiny_runtime
-
-needs_native = pytest.mark.skipif(not built(), reason="the native runtime was not built")
 
 
 @pytest.fixture(params=["torch", pytest.param("native", marks=needs_native)])

@@ -30,9 +30,8 @@ TIGHT = "tight"
 class FakeMatcher:
     """See `server.engine.session.Matcher`."""
 
-    cost_s = 0.0
-
-    def __init__(self, grammar: str, vocab_size: int, eos: int) -> None:
+    def __init__(self, grammar: str, vocab_size: int, eos: int, cost_s: float = 0.0) -> None:
+        self.cost_s = cost_s
         length, _, self._fault = grammar.partition("/")
         self._length, self._vocab_size, self._eos = int(length), vocab_size, eos
         self._hash = self._count = 0
@@ -65,7 +64,7 @@ class FakeMatcher:
         return self._count == self._length
 
     def copy(self) -> Self:
-        other = type(self)(f"{self._length}", self._vocab_size, self._eos)
+        other = type(self)(f"{self._length}", self._vocab_size, self._eos, self.cost_s)
         other._hash, other._count, other._fault = self._hash, self._count, self._fault
         return other
 
@@ -77,12 +76,12 @@ class FakeMatcher:
 class FakeMatchers:
     """Makes them for an engine. ``num_made`` counts them."""
 
-    def __init__(self, vocab_size: int, eos: int) -> None:
-        self._vocab_size, self._eos, self.num_made = vocab_size, eos, 0
+    def __init__(self, vocab_size: int, eos: int, cost_s: float = 0.0) -> None:
+        self._vocab_size, self._eos, self._cost_s, self.num_made = vocab_size, eos, cost_s, 0
 
     def __call__(self, grammar: str) -> FakeMatcher:
         self.num_made += 1
-        return FakeMatcher(grammar, self._vocab_size, self._eos)
+        return FakeMatcher(grammar, self._vocab_size, self._eos, self._cost_s)
 
 
 def constrained(

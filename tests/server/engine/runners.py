@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import pytest
 
 from model.checkpoint import Checkpoint
-from model.native.runtime import Runtime, built
+from model.native.runtime import Runtime
 from model.state import StateLayout
 from server.engine.runner import CpuStatePool, Feed, NativeRunner, Runner
 from server.engine.torch_runner import TorchRunner
+from tests.requirements import needs_native
 from tests.tiny import tiny_checkpoint
 
-needs_native = pytest.mark.skipif(not built(), reason="the native runtime was not built")
 BACKENDS = [pytest.param("native", marks=needs_native), "torch"]
 #: Of float32 logits, relative to the largest; as in tests/model/ops/cpu/test_language_model.py.
 TOLERANCE = 5e-6

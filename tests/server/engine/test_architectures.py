@@ -11,7 +11,7 @@ import pytest
 
 from server.engine.engine import Engine
 from tests import tiny
-from tests.server.engine.conftest import needs_native
+from tests.requirements import needs_native
 from tests.server.engine.ledger import Ledger
 from tests.tiny import finished, request, solo, started, state_of, tiny_runtime, tokens_of
 

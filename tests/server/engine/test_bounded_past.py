@@ -14,7 +14,7 @@ from server.engine.runner import CpuStatePool
 from server.engine.session import Past, StateBlock
 from server.engine.types import Request
 from server.errors import ContextExceeded
-from tests.server.engine.conftest import needs_native
+from tests.requirements import needs_native
 from tests.server.engine.ledger import Ledger
 from tests.tiny import (
     BOUNDED,

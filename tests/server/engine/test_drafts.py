@@ -15,7 +15,7 @@ from server.engine.engine import Engine
 from server.engine.session import Past, Record
 from server.engine.types import Dry, Event, Finished, Request, Started, TokenEvent, Turn
 from tests.reliability.faulty_runner import FaultyRunner, never
-from tests.server.engine.conftest import needs_native
+from tests.requirements import needs_native
 from tests.server.engine.drafters import KINDS, MAX_DRAFTS, ScriptedDrafter
 from tests.server.engine.grammars import EOS, GRAMMAR, SEED, VOCAB_SIZE, FakeMatchers
 from tests.tiny import (

@@ -12,10 +12,10 @@ from server.engine.engine import Engine
 from server.engine.types import TokenEvent
 from tests.fakes import FakeRuntime
 from tests.server.engine.grammars import (
+    EOS,
     GRAMMAR,
     LENGTH,
     VOCAB_SIZE,
-    FakeMatcher,
     FakeMatchers,
     constrained,
 )
@@ -30,11 +30,13 @@ def runtime() -> FakeRuntime:
 
 
 @pytest.fixture
-def engine(
-    make_engine: MakeEngine, matchers: FakeMatchers, monkeypatch: pytest.MonkeyPatch
-) -> Engine:
+def engine(make_engine: MakeEngine) -> Engine:
     """Whose grammars take a second for each token."""
-    monkeypatch.setattr(FakeMatcher, "cost_s", 1.0)
+    return engine_of_grammars(make_engine, 1.0)
+
+
+def engine_of_grammars(make_engine: MakeEngine, cost_s: float) -> Engine:
+    matchers = FakeMatchers(VOCAB_SIZE, EOS, cost_s)
     return make_engine(matchers=matchers, max_sessions=16, max_running=16)
 
 
@@ -103,10 +105,8 @@ def drained(engine: Engine) -> dict[str, list[int]]:
     return found
 
 
-def test_cheap_grammars_all_run_in_each_step(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(FakeMatcher, "cost_s", 0.0)
+def test_cheap_grammars_all_run_in_each_step(make_engine: MakeEngine) -> None:
+    engine = engine_of_grammars(make_engine, 0.0)
     names = {f"a{index}" for index in range(8)}
     for name in names:
         submit(engine, name, "a")

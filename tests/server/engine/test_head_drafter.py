@@ -19,7 +19,7 @@ from server.engine.runner import CpuStatePool, Feed, Runner
 from server.engine.session import Past
 from server.engine.types import Dry
 from tests.multi_token_heads import from_start, in_torch
-from tests.server.engine.conftest import needs_native
+from tests.requirements import needs_native
 from tests.server.engine.drafters import CHEAP, NEVER, head_drafter
 from tests.server.engine.grammars import EOS, VOCAB_SIZE, FakeMatchers
 from tests.server.engine.test_drafts import comparable, requests, run

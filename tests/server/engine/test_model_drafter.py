@@ -15,7 +15,7 @@ from server.engine.sampling import PENALTY_WINDOW
 from server.engine.session import Past
 from server.engine.types import Dry, EngineStats
 from tests.reliability.faulty_runner import FaultyRunner
-from tests.server.engine.conftest import needs_native
+from tests.requirements import needs_native
 from tests.server.engine.drafters import CHEAP, NEVER, model_drafter
 from tests.server.engine.grammars import EOS, VOCAB_SIZE, FakeMatchers
 from tests.server.engine.test_drafts import comparable, requests, run

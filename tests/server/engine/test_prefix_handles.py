@@ -13,7 +13,7 @@ from server.engine.prefixes import PrefixHandle, PrefixNotFound
 from server.engine.session import Past
 from server.engine.types import Request, SamplingParams
 from server.errors import InvalidRequest
-from tests.server.engine.conftest import needs_native
+from tests.requirements import needs_native
 from tests.tiny import drain, finished, request, solo, started, state_of, tokens_of
 
 MakeEngine = Callable[..., Engine]

@@ -8,7 +8,7 @@ import pytest
 
 from server.engine.engine import Engine
 from server.engine.session import Past, Saved
-from tests.server.engine.conftest import needs_native
+from tests.requirements import needs_native
 from tests.server.engine.grammars import VOCAB_SIZE, FakeMatchers
 from tests.server.engine.ledger import Ledger
 from tests.server.engine.reading import ReadingRuntime

@@ -17,7 +17,8 @@ from model.lm import LanguageModel
 from server.engine.runner import CpuStatePool, Feed, Runner
 from server.engine.torch_runner import TorchRunner
 from server.engine.types import SamplingParams
-from tests.server.engine.runners import BACKENDS, drawn, make_pool, make_runner, needs_native
+from tests.requirements import needs_native
+from tests.server.engine.runners import BACKENDS, drawn, make_pool, make_runner
 from tests.tiny import tiny_checkpoint
 
 NAMES = [name for name in MECHANISMS if spec_of(name).constant_state]

@@ -14,7 +14,8 @@ import torch
 from server.engine.runner import NOT_FINITE, CpuStatePool, Feed, Runner
 from server.engine.types import SamplingParams
 from tests.draws import allowed, mask_of, random_mask, random_params, random_recent
-from tests.server.engine.runners import BACKENDS, drawn, make_pool, make_runner, needs_native
+from tests.requirements import needs_native
+from tests.server.engine.runners import BACKENDS, drawn, make_pool, make_runner
 from tests.tiny import tiny_checkpoint
 
 #: Of the 300 ids of the tiny models, those that stand for something; ten words have bits for 320.

@@ -14,7 +14,7 @@ import torch
 from model.attention import MECHANISMS, spec_of
 from server.engine.engine import Engine
 from server.errors import SessionNotFound
-from tests.server.engine.conftest import needs_native
+from tests.requirements import needs_native
 from tests.tiny import (
     ARCHITECTURES,
     drain,

@@ -13,7 +13,7 @@ from model.config import ModelConfig
 from model.state import Field, StateLayout
 from model.tensor_spec import TensorSpec
 from server.engine.runner import CpuStatePool, Feed, NativeRunner
-from tests.server.engine.conftest import needs_native
+from tests.requirements import needs_native
 from tests.tiny import tiny_checkpoint, tiny_runtime
 
 LAYOUT = StateLayout.of(tiny_checkpoint().config)

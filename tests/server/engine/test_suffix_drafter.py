@@ -32,7 +32,7 @@ from server.engine.drafts import (
 from server.engine.engine import Engine
 from server.engine.session import Matcher, Past
 from server.engine.types import Finished, Request, Usage
-from tests.server.engine.conftest import needs_native
+from tests.requirements import needs_native
 from tests.server.engine.grammars import EOS, VOCAB_SIZE, FakeMatchers
 from tests.server.engine.test_drafts import comparable, requests, run
 from tests.tiny import (

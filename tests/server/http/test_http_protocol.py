@@ -14,6 +14,7 @@ from benchmarks.websocket import PING, frame, handshake, text
 from server.http.protocols import HttpProtocol
 from tests.fakes import FakeEngine
 from tests.server.harness import Gate, Running, running
+from tests.waiting import eventually
 
 #: What the kernel keeps for a client that does not read.
 ROOM_BYTES = 4096
@@ -56,9 +57,7 @@ async def deaf_client(server: Running, sent: bytes) -> socket.socket:
     loop = asyncio.get_running_loop()
     await loop.sock_connect(client, ("127.0.0.1", server.port))
     await loop.sock_sendall(client, sent)
-    async with asyncio.timeout(60):
-        while not server.server.server_state.connections:  # noqa: ASYNC110 - uvicorn has no event for it
-            await asyncio.sleep(0.01)
+    await eventually(lambda: server.server.server_state.connections)
     return client
 
 

@@ -6,20 +6,24 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
-import pytest
-
 from server.http.protocols import HttpProtocol, StallTimer
 from tests.server.harness import running
 from tests.server.http.test_http_protocol import deaf_client, post
 
 
 class Transport:
-    """What waits in it is set by the test; ``check`` is due when the time is over."""
+    """What waits in it is set by the test; ``check`` is due when the time is over.
 
-    def __init__(self, num_unsent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    It is the event loop of the timer too.
+    """
+
+    def __init__(self, num_unsent: int) -> None:
         self.num_unsent, self.is_aborted = num_unsent, False
         self.check: Callable[[], None] | None = None
-        monkeypatch.setattr(asyncio.get_running_loop(), "call_later", self._call_later)
+
+    def timer(self) -> StallTimer:
+        loop = cast(asyncio.AbstractEventLoop, self)
+        return StallTimer(cast(asyncio.Transport, self), 20.0, loop)
 
     def get_write_buffer_size(self) -> int:
         return self.num_unsent
@@ -30,7 +34,7 @@ class Transport:
     def cancel(self) -> None:
         self.check = None
 
-    def _call_later(self, delay_s: float, check: Callable[[], None]) -> Any:
+    def call_later(self, delay_s: float, check: Callable[[], None]) -> Any:
         self.check = check
         return self
 
@@ -41,11 +45,9 @@ class Transport:
         check()
 
 
-async def test_slow_peer_is_left_alone_until_it_takes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    transport = Transport(1000, monkeypatch)
-    timer = StallTimer(cast(asyncio.Transport, transport), 20.0)
+async def test_slow_peer_is_left_alone_until_it_takes_nothing() -> None:
+    transport = Transport(1000)
+    timer = transport.timer()
     timer.start()
     for num_unsent in (999, 500, 1):
         transport.pass_time(num_unsent)
@@ -55,9 +57,9 @@ async def test_slow_peer_is_left_alone_until_it_takes_nothing(
     assert transport.check is None
 
 
-async def test_peer_that_has_caught_up_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    transport = Transport(1000, monkeypatch)
-    timer = StallTimer(cast(asyncio.Transport, transport), 20.0)
+async def test_peer_that_has_caught_up_is_not_watched() -> None:
+    transport = Transport(1000)
+    timer = transport.timer()
     timer.start()
     timer.stop()
     assert transport.check is None

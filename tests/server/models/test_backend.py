@@ -13,17 +13,16 @@ from model.checkpoint import Checkpoint, load_checkpoint
 from model.config import ModelConfig
 from model.lm import LanguageModel
 from model.native.options import WITHOUT_KERNELS
-from model.native.runtime import built
 from model.quantization.quantize import save_int4
 from server.engine.engine import Engine, EngineConfig
 from server.models.backend import BackendError, Name, open_backend
+from tests.requirements import needs_native
 from tests.tiny import request, solo, tiny_checkpoint, tokens_of
 from tests.weights import weights_of
 
 SERVED = [name for name in MECHANISMS if spec_of(name).constant_state]
 NUMBERS = itertools.count()
 CONFIG = EngineConfig(new_id=lambda: f"session-{next(NUMBERS)}")
-needs_native = pytest.mark.skipif(not built(), reason="the native runtime was not built")
 
 
 def native_engine(attention: str, dtype: str, threads: int) -> Engine:

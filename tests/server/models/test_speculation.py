@@ -12,7 +12,6 @@ import httpx
 import pytest
 
 from model.checkpoint import load_checkpoint
-from model.native.runtime import built
 from model.state import StateLayout
 from server.config import ModelSource, ServerConfig
 from server.engine.drafts import MAX_STREAMS, DraftCosts, SuffixDrafter
@@ -20,6 +19,7 @@ from server.engine.model_drafter import HeadDrafter
 from server.models.backend import open_backend
 from server.models.build import (
     DraftModelError,
+    Measure,
     ModelBuilder,
     _num_sessions,
     build_models,
@@ -29,11 +29,11 @@ from server.models.build import (
 )
 from server.models.registry import ModelBroken
 from tests.reliability.servers import STUCK_S, ServerProcess
+from tests.requirements import needs_native
 from tests.server.harness import receive_until, send
 from tests.server.served import Served, served
-from tests.tiny import tiny_checkpoint, tiny_tokenizer, write_model, write_model_with_head
+from tests.tiny import tiny_checkpoint, write_model, write_model_with_head
 
-needs_native = pytest.mark.skipif(not built(), reason="the native runtime was not built")
 pytestmark = [needs_native, pytest.mark.process]
 
 #: Leaves two tokens, so that the text repeats itself.
@@ -42,17 +42,21 @@ DETAILS = "completion_tokens_details"
 MESSAGES = [{"role": "user", "content": "Once upon a time there was a fox."}]
 
 
+#: More rows cost nothing, and drafts neither, whatever this machine needs for them.
+FREE_ROWS, FREE_DRAFTS = DraftCosts((1.0,) * 5), DraftCosts((0.0,) * 5)
+
+
+def in_turn(*costs: DraftCosts) -> Measure:
+    """What is measured first of the model, and then of what drafts for it."""
+    left = iter(costs)
+    return lambda runner, pool: next(left)
+
+
 @pytest.fixture
-async def server(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Served]:
-    """Its rows cost nothing, whatever this machine needs for them."""
-    costs = DraftCosts((1.0, 1.0, 1.0, 1.0, 1.0))
-    drafter = SuffixDrafter(costs, tiny_tokenizer().token_bytes)
-    monkeypatch.setattr("server.models.build.open_drafter", lambda *backends: drafter)
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     folder = tmp_path_factory.mktemp("drafting")
-    write_model(folder / "a")
-    async with served(str(folder / "a"), speculation="auto", store="memory") as started:
+    model, measure = str(write_model(folder / "a")), in_turn(FREE_ROWS)
+    async with served(model, measure=measure, speculation="auto", store="memory") as started:
         yield started
 
 
@@ -181,15 +185,11 @@ def test_server_drafts_by_default_where_its_times_say_so(
 
 
 @pytest.mark.parametrize("pays", [False, True])
-def test_drafter_is_there_where_it_pays(
-    pays: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_drafter_is_there_where_it_pays(pays: bool, caplog: pytest.LogCaptureFixture) -> None:
     times = (1.0, 1.0, 1.1, 1.2, 1.3) if pays else (1.0, 2.0, 4.0, 8.0, 16.0)
-    monkeypatch.setattr(
-        "server.models.build.measured_costs", lambda runner, pool: DraftCosts(times)
-    )
+    backend = open_backend(tiny_checkpoint(), "native", threads=1)
     with caplog.at_level(logging.DEBUG, "everstream.speculation"):
-        drafter = open_drafter(open_backend(tiny_checkpoint(), "native", threads=1))
+        drafter = open_drafter(backend, measure=in_turn(DraftCosts(times)))
     assert (drafter is not None) == pays
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("tokens are drafted" if pays else "no tokens are drafted, it would not")
@@ -198,17 +198,13 @@ def test_drafter_is_there_where_it_pays(
 # A draft model
 
 
-async def test_draft_model_changes_no_text_and_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows and drafts cost nothing, whatever this machine needs for them."""
-    costs = iter([DraftCosts((1.0, 1.0, 1.0, 1.0, 1.0)), DraftCosts((0.0, 0.0, 0.0, 0.0, 0.0))])
-    monkeypatch.setattr("server.models.build.measured_costs", lambda runner, pool: next(costs))
+async def test_draft_model_changes_no_text_and_is_counted(tmp_path: Path) -> None:
+    measure = in_turn(FREE_ROWS, FREE_DRAFTS)
     write_model(tmp_path / "a")
     write_model(tmp_path / "small")
     settings = {"store": "memory", "speculation": "auto", "draft_model": str(tmp_path / "small")}
     sampling = {"max_tokens": 60, "seed": 5, "ignore_eos": True}
-    async with served(str(tmp_path / "a"), **settings) as server:
+    async with served(str(tmp_path / "a"), measure=measure, **settings) as server:
         drafted = await server.complete(**sampling)
         plain = await server.complete(**sampling, speculation="off")
         text = (await server.http.get("/metrics")).text
@@ -275,15 +271,10 @@ def test_states_of_a_draft_model_are_part_of_the_state_memory() -> None:
 # A multi-token head
 
 
-async def test_head_changes_no_text_and_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows and drafts cost nothing, whatever this machine needs for them."""
-    costs = iter([DraftCosts((1.0, 1.0, 1.0, 1.0, 1.0)), DraftCosts((0.0, 0.0, 0.0, 0.0, 0.0))])
-    monkeypatch.setattr("server.models.build.measured_costs", lambda runner, pool: next(costs))
-    write_model_with_head(tmp_path / "a")
+async def test_head_changes_no_text_and_is_counted(tmp_path: Path) -> None:
+    model, measure = str(write_model_with_head(tmp_path / "a")), in_turn(FREE_ROWS, FREE_DRAFTS)
     sampling = {"max_tokens": 60, "seed": 5, "ignore_eos": True}
-    async with served(str(tmp_path / "a"), speculation="auto", store="memory") as server:
+    async with served(model, measure=measure, speculation="auto", store="memory") as server:
         drafted = await server.complete(**sampling)
         plain = await server.complete(**sampling, speculation="off")
         text = (await server.http.get("/metrics")).text
@@ -295,13 +286,13 @@ async def test_head_changes_no_text_and_is_counted(
 
 @pytest.mark.parametrize("pays", [False, True])
 def test_head_drafts_where_it_pays(
-    pays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    pays: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    costs = iter([DraftCosts((1.0, 1.0, 1.1, 1.2, 1.3)), DraftCosts((0.1 if pays else 1.0,) * 5)])
-    monkeypatch.setattr("server.models.build.measured_costs", lambda runner, pool: next(costs))
+    of_model, of_head = DraftCosts((1.0, 1.0, 1.1, 1.2, 1.3)), (0.1 if pays else 1.0,) * 5
     checkpoint = load_checkpoint(write_model_with_head(tmp_path / "a"))
+    backend = open_backend(checkpoint, "native", threads=1)
     with caplog.at_level(logging.INFO, "everstream.speculation"):
-        drafter = open_drafter(open_backend(checkpoint, "native", threads=1))
+        drafter = open_drafter(backend, measure=in_turn(of_model, DraftCosts(of_head)))
     assert type(drafter) is (HeadDrafter if pays else SuffixDrafter)
     (line,) = caplog.messages
     does = "drafts where that pays" if pays else "drafts none"

@@ -256,12 +256,9 @@ def collector() -> Iterator[Collector]:
         ("/otlp/", "/otlp/v1/traces"),
     ],
 )
-def test_spans_reach_a_collector(base: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(otel, "EXPORT_TIMEOUT_S", 60)
+def test_spans_reach_a_collector(base: str, path: str) -> None:
     with collector() as server:
-        tracer = open_tracer(server.url + base, "1.2.3")
-        assert isinstance(tracer, OtelTracer)
-        tracer._close_timeout_s = 60
+        tracer = otel.connect(server.url + base, "1.2.3", export_timeout_s=60, close_timeout_s=60)
         tracer.generation(GENERATE, "r1").finished(finished(), 0.25)
         tracer.close()
         (export,) = server.exports

@@ -30,6 +30,7 @@ from tests.server.running_engine import (
     settled,
     submit,
 )
+from tests.waiting import started_task, started_tasks
 
 
 async def test_events_come_in_order_and_end_with_finished() -> None:
@@ -120,10 +121,11 @@ async def test_reader_that_cannot_be_written_to_fails_alone(
     gate = Gate()
     async with driving(FakeEngine(before_step=gate), gate) as async_engine:
         broken = Broken(9)
-        submits = [asyncio.create_task(submit(async_engine, request("broken"), broken))]
         whole: EventQueue[Event] = EventQueue(99)
-        submits.append(asyncio.create_task(submit(async_engine, request("whole"), whole)))
-        await asyncio.sleep(0)
+        queues = {"broken": broken, "whole": whole}
+        submits = await started_tasks(
+            submit(async_engine, request(name), queue) for name, queue in queues.items()
+        )
         gate.open()  # both begin in one step
         await asyncio.gather(*submits)
         assert len(await collect(whole)) == len(await run(async_engine, request("again")))
@@ -136,11 +138,9 @@ async def test_loop_wakes_once_per_step_for_any_number_of_requests() -> None:
     gate = Gate()
     async with driving(FakeEngine(max_sessions=64, before_step=gate), gate) as async_engine:
         event_queue: EventQueue[Event] = EventQueue(10**4)
-        submits = [
-            asyncio.create_task(submit(async_engine, request(f"r{n}", 4), event_queue))
-            for n in range(64)
-        ]
-        await asyncio.sleep(0)
+        submits = await started_tasks(
+            submit(async_engine, request(f"r{n}", 4), event_queue) for n in range(64)
+        )
         gate.open()
         await asyncio.gather(*submits)
         batches = []
@@ -177,8 +177,7 @@ async def test_draining_refuses_new_work_and_waits_for_the_old() -> None:
     gate = Gate()
     async with driving(FakeEngine(before_step=gate), gate) as async_engine:
         event_queue: EventQueue[Event] = EventQueue(100)
-        submitting = asyncio.create_task(submit(async_engine, request(), event_queue))
-        await asyncio.sleep(0)
+        submitting = await started_task(submit(async_engine, request(), event_queue))
         async_engine.begin_drain()
         assert async_engine.healthy
         assert not async_engine.ready
@@ -186,8 +185,7 @@ async def test_draining_refuses_new_work_and_waits_for_the_old() -> None:
             await submit(async_engine, request("late"), event_queue)
         with pytest.raises(Draining):
             await create(async_engine)
-        drained = asyncio.create_task(async_engine.drained())
-        await asyncio.sleep(0)
+        drained = await started_task(async_engine.drained())
         assert not drained.done()
         gate.open()
         await submitting
@@ -237,8 +235,7 @@ async def test_commands_are_bounded() -> None:
     async with driving(FakeEngine(before_step=gate), gate) as async_engine:
         submitting = asyncio.create_task(submit(async_engine, request(), EventQueue(100)))
         await gate.reached()
-        calls = [asyncio.create_task(async_engine.stats()) for _ in range(MAX_COMMANDS)]
-        await asyncio.sleep(0)
+        calls = await started_tasks(async_engine.stats() for _ in range(MAX_COMMANDS))
         with pytest.raises(QueueFull):
             await info(async_engine, "sess_x")
         gate.open()

@@ -27,6 +27,7 @@ from tests.server.running_engine import (
     submit,
     until,
 )
+from tests.waiting import started_task
 
 
 async def test_slow_reader_parks_only_its_requests_and_they_resume_in_place() -> None:
@@ -200,8 +201,7 @@ async def test_disconnect_before_attach_leaks_nothing() -> None:
         beginning = asyncio.create_task(resuming.begin())
         gate.allow(2)
         await beginning
-        attaching = asyncio.create_task(resuming.attach("first"))
-        await asyncio.sleep(0)
+        attaching = await started_task(resuming.attach("first"))
         attaching.cancel()
         async_engine.requests.release(resuming.event_queue)
         gate.open()

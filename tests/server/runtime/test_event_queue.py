@@ -7,15 +7,14 @@ import pytest
 
 from server.errors import InternalFailure
 from server.runtime.queues import EventQueue, ReaderTooSlow
+from tests.waiting import started_task, started_tasks
 
 
 async def waiting(
     event_queue: EventQueue[int], direct_write: Callable[[Sequence[int]], bool] | None = None
 ) -> asyncio.Task[list[int]]:
     """A reader that waits for items."""
-    reader = asyncio.create_task(event_queue.take(direct_write))
-    await asyncio.sleep(0)
-    return reader
+    return await started_task(event_queue.take(direct_write))
 
 
 async def test_take_returns_everything_queued() -> None:
@@ -136,8 +135,7 @@ async def test_emptied_waits_until_all_is_taken() -> None:
     event_queue: EventQueue[int] = EventQueue(8)
     await event_queue.emptied()
     event_queue.put([1])
-    emptied = asyncio.create_task(event_queue.emptied())
-    await asyncio.sleep(0)
+    emptied = await started_task(event_queue.emptied())
     assert not emptied.done()
     await event_queue.take()
     async with asyncio.timeout(60):
@@ -152,8 +150,7 @@ async def test_waiters_for_an_empty_queue_take_turns() -> None:
         event_queue.put([item])
 
     event_queue.put([0])
-    writers = [asyncio.create_task(add(item)) for item in (1, 2, 3)]
-    await asyncio.sleep(0)
+    writers = await started_tasks(add(item) for item in (1, 2, 3))
     assert [await event_queue.take() for _ in range(4)] == [[0], [1], [2], [3]]
     await asyncio.gather(*writers)
 
@@ -161,8 +158,7 @@ async def test_waiters_for_an_empty_queue_take_turns() -> None:
 async def test_failed_queue_ends_a_wait_for_emptied() -> None:
     event_queue: EventQueue[int] = EventQueue(8)
     event_queue.put([1])
-    emptied = asyncio.create_task(event_queue.emptied())
-    await asyncio.sleep(0)
+    emptied = await started_task(event_queue.emptied())
     event_queue.fail(InternalFailure("the engine has stopped"))
     async with asyncio.timeout(60):
         await emptied
@@ -181,8 +177,7 @@ async def test_nudged_reader_gets_nothing_or_what_came_just_then() -> None:
     event_queue: EventQueue[int] = EventQueue(8)
     event_queue.nudge()  # without effect where no reader waits
     for items in ([], [1]):
-        taking = asyncio.create_task(event_queue.take())
-        await asyncio.sleep(0)
+        taking = await started_task(event_queue.take())
         event_queue.nudge()
         event_queue.put(items)
         assert await taking == items

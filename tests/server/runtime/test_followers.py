@@ -10,6 +10,7 @@ import pytest
 from server.api.auth import Limits, Tenants
 from server.engine.session import Deleted
 from server.runtime.readers import MAX_FOLLOWERS, MAX_READS, Followers, TooManyFollowers
+from tests.waiting import started_task
 
 NEWS = [("sess_1", Deleted())]
 #: Longer than any test.
@@ -42,8 +43,7 @@ async def test_followers_share_a_read_until_they_are_woken() -> None:
 async def test_read_of_a_follower_that_leaves_is_still_the_others() -> None:
     followers, source = Followers(), Source()
     with followers.follow("sess_1", "a") as one, followers.follow("sess_1", "a") as other:
-        leaving = asyncio.ensure_future(one.shared("key", source.read, NEVER_S))
-        await asyncio.sleep(0)
+        leaving = await started_task(one.shared("key", source.read, NEVER_S))
         leaving.cancel()
         assert await other.shared("key", source.read, NEVER_S) == 1
 

@@ -17,6 +17,7 @@ from server.engine.types import Request, SamplingParams
 from server.sessions.origins import MAX_UNWRITTEN, PrefixTier
 from tests.fakes import EOS, STATE_BYTES, FakeEngine
 from tests.server.running_engine import driving, run, until
+from tests.waiting import started_task
 
 PREFIXES: dict[str, Any] = {"max_prefixes": 64, "max_evicted_prefixes": 64}
 TEXT = tuple(range(1, 201))
@@ -187,8 +188,7 @@ async def test_prompt_does_not_wait_for_all_that_is_written() -> None:
         prefixes.gate.clear()
         async_engine.on_evicted_prefixes([entry(token, kept=True) for token in range(10)])
         assert await asyncio.to_thread(prefixes.entered.wait, 60)
-        fetching = asyncio.create_task(tier.fetch(request()))
-        await asyncio.sleep(0)
+        fetching = await started_task(tier.fetch(request()))
         prefixes.gate.set()
         await fetching
         tier.close()

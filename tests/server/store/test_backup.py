@@ -7,6 +7,7 @@ from pathlib import Path
 import apsw
 import pytest
 
+from server.store.base import DiskFiles
 from server.store.sqlite import maintenance as module
 from server.store.sqlite.files import SNAPSHOTS_DIR
 from server.store.sqlite.maintenance import back_up, problems, renew_id, stores_in, sync_tree
@@ -76,14 +77,13 @@ def test_states_that_go_before_they_are_copied_belong_to_another_moment(
 
 
 def test_what_is_written_while_the_database_is_copied_is_not_in_the_copy(
-    store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: SqliteStore, tmp_path: Path
 ) -> None:
     """The copy neither begins again nor mixes two moments."""
     writer = Writer()
     store.commit([writer.opened(), writer.accepted()])
     save_often(store, writer, 9)
     num_tokens, num_steps = len(writer.text), 0
-    monkeypatch.setattr(module, "PAGES_AT_ONCE", 1)
 
     def write_more(line: str) -> None:
         nonlocal num_steps
@@ -92,7 +92,7 @@ def test_what_is_written_while_the_database_is_copied_is_not_in_the_copy(
             save_often(store, writer, 2, 100.0 * num_steps)
 
     (tmp_path / "new").mkdir()
-    back_up(tmp_path / "store", tmp_path / "new", write_more)
+    back_up(tmp_path / "store", tmp_path / "new", write_more, pages_at_once=1)
     database = apsw.Connection(str(tmp_path / "new" / "sessions.sqlite3"))
     assert num_steps == database.pragma("page_count")
     database.close()
@@ -113,14 +113,24 @@ def test_a_state_that_the_store_has_lost_is_told(store: SqliteStore, tmp_path: P
     store.close()
 
 
-def test_every_file_of_a_copy_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Noted(DiskFiles):
+    """Notes what is synced."""
+
+    def __init__(self) -> None:
+        self.seen: list[Path] = []
+
+    def sync(self, path: Path) -> None:
+        self.seen.append(path)
+
+    sync_dir = sync
+
+
+def test_every_file_of_a_copy_is_synced(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "file").touch()
-    seen: list[Path] = []
-    for method in ("sync", "sync_dir"):
-        monkeypatch.setattr(module.DiskFiles, method, lambda _, path: seen.append(path))
-    sync_tree(tmp_path / "a")
-    assert seen == [tmp_path / "a" / "b" / "file", tmp_path / "a" / "b", tmp_path / "a"]
+    files = Noted()
+    sync_tree(tmp_path / "a", files)
+    assert files.seen == [tmp_path / "a" / "b" / "file", tmp_path / "a" / "b", tmp_path / "a"]
 
 
 def test_stores_of_all_models_and_versions_are_found(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from server.workers.process import ROOT, WorkerEnded, WorkerProcess, WorkerUnavailable
+from tests.waiting import started_task
 
 pytestmark = pytest.mark.process
 
@@ -68,8 +69,7 @@ async def test_late_answer_ends_the_process(worker: WorkerProcess) -> None:
 
 async def test_a_cancelled_request_leaves_no_answer_behind(worker: WorkerProcess) -> None:
     await worker.ask("ready")
-    asked = asyncio.create_task(worker.ask("wait"))
-    await asyncio.sleep(0)
+    asked = await started_task(worker.ask("wait"))
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
@@ -78,8 +78,7 @@ async def test_a_cancelled_request_leaves_no_answer_behind(worker: WorkerProcess
 
 async def test_close_ends_a_request_that_is_in_the_worker(worker: WorkerProcess) -> None:
     await worker.ask("ready")
-    asked = asyncio.create_task(worker.ask("wait"))
-    await asyncio.sleep(0)
+    asked = await started_task(worker.ask("wait"))
     await worker.close()
     with pytest.raises(WorkerEnded):
         await asked

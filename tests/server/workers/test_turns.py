@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from server.workers.process import TooManyWait, Turns
+from tests.waiting import started_tasks
 
 
 async def asked(turns: Turns, owner: str, order: list[str], go: asyncio.Event) -> None:
@@ -15,17 +16,16 @@ async def asked(turns: Turns, owner: str, order: list[str], go: asyncio.Event) -
         await go.wait()
 
 
-def start(
+async def start(
     turns: Turns, owners: str, order: list[str], go: asyncio.Event
 ) -> list[asyncio.Task[None]]:
-    return [asyncio.create_task(asked(turns, owner, order, go)) for owner in owners]
+    return await started_tasks(asked(turns, owner, order, go) for owner in owners)
 
 
 async def test_owners_take_turns() -> None:
     order: list[str] = []
     go, turns = asyncio.Event(), Turns(8)
-    tasks = start(turns, "aaaaabbc", order, go)
-    await asyncio.sleep(0)
+    tasks = await start(turns, "aaaaabbc", order, go)
     go.set()
     await asyncio.gather(*tasks)
     assert "".join(order) == "aabcabaa"
@@ -34,15 +34,13 @@ async def test_owners_take_turns() -> None:
 async def test_several_have_a_turn_at_the_same_time() -> None:
     order: list[str] = []
     go, turns = asyncio.Event(), Turns(8, num_at_once=2)
-    tasks = start(turns, "aaab", order, go)
-    await asyncio.sleep(0)
+    tasks = await start(turns, "aaab", order, go)
     assert order == ["a", "a"]
     go.set()
     await asyncio.gather(*tasks)
     assert sorted(order) == ["a", "a", "a", "b"]
     go.clear()
-    tasks = start(turns, "aaa", order, go)
-    await asyncio.sleep(0)
+    tasks = await start(turns, "aaa", order, go)
     assert len(order) == 6
     go.set()
     await asyncio.gather(*tasks)
@@ -51,8 +49,7 @@ async def test_several_have_a_turn_at_the_same_time() -> None:
 async def test_one_owner_that_has_too_many_does_not_fill_the_others_place() -> None:
     order: list[str] = []
     go, turns = asyncio.Event(), Turns(2)
-    tasks = start(turns, "aaaabb", order, go)
-    await asyncio.sleep(0)
+    tasks = await start(turns, "aaaabb", order, go)
     go.set()
     ends = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(end) for end in ends[2:4]] == [TooManyWait, TooManyWait]
@@ -65,8 +62,7 @@ async def test_one_owner_that_has_too_many_does_not_fill_the_others_place() -> N
 async def test_cancelled_one_passes_its_turn_to_the_next(leaving: int) -> None:
     order: list[str] = []
     go, turns = asyncio.Event(), Turns(8)
-    tasks = start(turns, "abcd", order, go)
-    await asyncio.sleep(0)
+    tasks = await start(turns, "abcd", order, go)
     tasks[leaving].cancel()
     go.set()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -80,8 +76,7 @@ async def test_cancel_as_the_turn_begins_passes_it_on() -> None:
     order: list[str] = []
     go, turns = asyncio.Event(), Turns(8)
     async with turns.turn("a"):
-        second, third = start(turns, "bc", order, go)
-        await asyncio.sleep(0)
+        second, third = await start(turns, "bc", order, go)
     second.cancel()  # its turn has come, and it has not heard of it yet
     go.set()
     await asyncio.gather(second, third, return_exceptions=True)

@@ -19,7 +19,7 @@ from model.convert.linearize.source import Source, read_source
 from model.native.runtime import Runtime
 from tests.model.convert.linearize.test_files import write_llama
 from tests.model.convert.linearize.tiny import tiny_llama
-from tests.server.engine.conftest import needs_native
+from tests.requirements import needs_native
 
 pytestmark = needs_native
 

@@ -33,7 +33,7 @@ from tests.model.convert.linearize.tiny import (
     tiny_llama,
     tiny_tokenizer,
 )
-from tests.server.engine.conftest import needs_native
+from tests.requirements import needs_native
 
 PROSE = 'The old clock on the wall told {} stories to the cat. "Listen," it said.\n\n'
 

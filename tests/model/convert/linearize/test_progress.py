@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import io
 
 import pytest
@@ -36,8 +37,8 @@ def test_bar_of_a_resumed_stage_has_the_time_left_at_the_rate_of_this_run(
     terminal = Terminal()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("sys.stdout", terminal)
-    resumed(seconds)
+    with contextlib.redirect_stdout(terminal):
+        resumed(seconds)
     assert f"{left} left" in terminal.getvalue()
     assert f"{50 / seconds:,.0f} tokens/s" in terminal.getvalue()
 

@@ -12,7 +12,7 @@ import torch
 
 from model.native.runtime import DTYPES, Runtime, levels
 from tests.multi_token_heads import from_start, in_torch
-from tests.server.engine.conftest import needs_native
+from tests.requirements import needs_native
 from tests.tiny import tiny_checkpoint, tiny_head
 
 pytestmark = needs_native

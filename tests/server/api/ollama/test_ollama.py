@@ -237,6 +237,20 @@ async def test_models_are_listed_and_shown(server: Running) -> None:
     assert said["model"] == listed["name"]
 
 
+@pytest.mark.parametrize("teaches", [False, True])
+async def test_tools_are_a_capability_where_a_chat_with_tools_is_accepted(teaches: bool) -> None:
+    function = {"name": "wait", "parameters": {"type": "object", "properties": {}}}
+    body = HI | FEW | {"tools": [{"type": "function", "function": function}]}
+    constraints = FormatCompiler(cast(Tokenizer, ByteTokenizer()))
+    engine, template = FakeEngine(matchers=constraints.matcher), None if teaches else "hi"
+    chat_template = ChatTemplate(template) if template else None
+    async with running(engine, constraints=constraints, chat_template=chat_template) as server:
+        shown = await asked_of(server, "/api/show", model=MODEL.name)
+        assert ("tools" in shown["capabilities"]) == teaches
+        answer = await server.http.post("/api/chat", json=body)
+        assert answer.status_code == (200 if teaches else 400)
+
+
 async def asked_of(server: Running, path: str, **body: Any) -> dict[str, Any]:
     found: dict[str, Any] = (await server.http.post(path, json=body)).json()
     return found

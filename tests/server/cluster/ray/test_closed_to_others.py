@@ -11,8 +11,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.reliability.servers import eventually
 from tests.server.cluster.ray.clusters import HANGS_S, OnRay
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(HANGS_S)
 

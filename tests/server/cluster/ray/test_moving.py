@@ -23,12 +23,13 @@ from server.cluster.ray.proxy import tag_of
 from tests.postgres import Postgres
 from tests.reliability.history import History
 from tests.reliability.odometer import Odometer
-from tests.reliability.servers import ServerProcess, eventually
+from tests.reliability.servers import ServerProcess
 from tests.reliability.soloist import Soloist
 from tests.reliability.streams import End, KeptStream, answer, ask, client_of, socket_of
 from tests.server.cluster.ray.clusters import HANGS_S, REPLICA, OnRay
 from tests.server.cluster.ray.held_proxy import LOCK, PROGRAM, held
 from tests.tiny import write_model
+from tests.waiting import eventually
 
 PROMPT = "Who lives in the hollow tree?"
 SAMPLING: dict[str, Any] = {"temperature": 0.9, "ignore_eos": True}
@@ -70,14 +71,16 @@ def moving(database: str, model: Path, lock: Path) -> Iterator[OnRay]:
 async def hints(cluster: OnRay) -> dict[str, str]:
     """For each of two replicas the name of a session that leads there; waits for both."""
     found: dict[str, str] = {}
-    async with asyncio.timeout(WAIT_S), client_of(cluster.url) as http:
-        for number in itertools.count():
-            session = f"sess_{number:032x}"
+    numbers = itertools.count()
+    async with client_of(cluster.url) as http:
+
+        async def both() -> bool:
+            session = f"sess_{next(numbers):032x}"
             response = await http.get("/health", headers={"X-Session-Id": session})
             found[response.headers[REPLICA]] = session
-            if len(found) == 2:
-                break
-            await asyncio.sleep(0.1)
+            return len(found) == 2
+
+        await eventually(both, WAIT_S)
     return found
 
 

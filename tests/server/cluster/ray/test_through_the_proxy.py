@@ -18,6 +18,7 @@ from benchmarks.sse import values_of
 from tests.reliability.servers import STUCK_S
 from tests.reliability.streams import answer, answer_of, ask, client_of, socket_of
 from tests.server.cluster.ray.clusters import HANGS_S, HEADERS, KEY, REPLICA, OnRay
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(HANGS_S)
 
@@ -47,9 +48,10 @@ async def running(on_ray: OnRay, session: str) -> float:
 
 
 async def until_running(on_ray: OnRay, session: str, number: int) -> None:
-    async with asyncio.timeout(STUCK_S):
-        while await running(on_ray, session) != number:  # noqa: ASYNC110 - there is no event for it
-            await asyncio.sleep(0.05)
+    async def is_running() -> bool:
+        return await running(on_ray, session) == number
+
+    await eventually(is_running)
 
 
 async def test_answer_and_stream_have_the_same_text(on_ray: OnRay) -> None:
