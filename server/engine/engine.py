@@ -9,7 +9,6 @@ the events of a step must not be sent before its records are safe.
 from __future__ import annotations
 
 import sys
-from collections import Counter
 
 from model.architectures.config import Config
 from model.architectures.hybrid import longest_text
@@ -325,7 +324,7 @@ class Engine:
 
     def take_usage(self) -> dict[str, int]:
         """Tokens computed for each owner since the last call."""
-        usage, self._processor.usage = self._processor.usage, Counter()
+        usage, self._processor.usage = self._processor.usage, {}
         return usage
 
     def take_freed_bytes(self) -> int:

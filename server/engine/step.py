@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -231,7 +231,7 @@ class OutputProcessor:
         self.num_generated = self.num_accepted = self.num_rejected = 0
         self.num_accepted_of_model = self.num_rejected_of_model = 0  # of these
         self.longest = 1
-        self.usage: Counter[str] = Counter()
+        self.usage: dict[str, int] = {}
         self._requests, self._sessions, self._keeper = requests, sessions, keeper
         self._prompts, self._pool, self._matchers = prompts, pool, matchers
 
@@ -298,7 +298,7 @@ class OutputProcessor:
     def _advance(self, live: Live, feed: Feed) -> None:
         """The state has seen the row's tokens."""
         live.session.advance(feed.tokens)
-        self.usage[live.owner] += len(feed.tokens)
+        self.usage[live.owner] = self.usage.get(live.owner, 0) + len(feed.tokens)
         if live.boundaries and live.boundaries[0] <= live.session.position:
             self._prompts.reach_boundary(live)
 

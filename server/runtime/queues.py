@@ -58,6 +58,8 @@ class CommandQueue(Generic[T]):
 
         Returns an empty list after the timeout, and None once the box is closed and empty.
         """
+        if timeout_s == 0 and not self._items and not self._closed:
+            return []  # while the engine has work, without the lock
         with self._changed:
             if timeout_s is None or timeout_s > 0:
                 self._changed.wait_for(lambda: self._items or self._closed, timeout_s)
@@ -126,7 +128,11 @@ class DeliveryQueue:
     def __init__(self, deliver: Callable[[], None], died: Callable[[], None]) -> None:
         self._deliver, self._died = deliver, died
         self._steps: deque[EngineStep] = deque()
-        self._room = threading.Semaphore(MAX_UNDELIVERED)
+        #: Places, of all steps so far: those that the engine thread took, and got back. Each is
+        #: changed by one thread, so that neither takes a lock unless the engine thread waits.
+        self._num_reserved = self._num_released = 0
+        self._released = threading.Condition()
+        self._is_waiting = False
         self._is_delivery_due = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -140,9 +146,18 @@ class DeliveryQueue:
         ``num_tokens``: the greatest number that one request has got in it.
         """
         num_places = min(num_tokens, MAX_UNDELIVERED)
-        for _ in range(num_places):
-            self._room.acquire()
+        if self.num_free < num_places:
+            with self._released:
+                self._is_waiting = True  # before the look at the places: see `take`
+                self._released.wait_for(lambda: self.num_free >= num_places)
+                self._is_waiting = False
+        self._num_reserved += num_places
         return num_places
+
+    @property
+    def num_free(self) -> int:
+        """Places that no step has."""
+        return MAX_UNDELIVERED - self._num_reserved + self._num_released
 
     def put(self, step: EngineStep) -> None:
         """Has the event loop take the step, with all that wait by then."""
@@ -157,8 +172,11 @@ class DeliveryQueue:
         """In the event loop: all steps that wait. The engine thread has their room again."""
         self._is_delivery_due = False  # before the look at the steps: see `put`
         steps = [self._steps.popleft() for _ in range(len(self._steps))]
-        if steps:
-            self._room.release(sum(step.num_places for step in steps))
+        for step in steps:
+            self._num_released += step.num_places
+        if self._is_waiting:
+            with self._released:
+                self._released.notify()
         return steps
 
     def end(self) -> None:
@@ -318,10 +336,11 @@ class StoreQueue:
 
         What was seen of a session waits too: its last records may be lost already.
         """
+        # Without the lock, which `take` holds: it is busy before it takes items out.
+        has_entries = step.records or any(command.logged for command in step.commands)
+        if not (has_entries or self._items or self._busy):
+            return False
         with self._changed:
-            seen = any(command.logged for command in step.commands)
-            if not (step.records or seen or self._items or self._busy):
-                return False
             self._items.append(step)
             self._changed.notify()
             return True

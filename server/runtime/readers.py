@@ -177,9 +177,10 @@ class RequestRegistry:
         self._observe_gaps(bursts.values(), now)
 
     def _observe_gaps(self, bursts: Iterable[tuple[float, int]], now: float) -> None:
-        gaps: Counter[float] = Counter()  # few values: most tokens follow one of the last step
+        gaps: dict[float, int] = {}  # few values: most tokens follow one of the last step
         for since_s, num_tokens in bursts:
-            gaps[(now - since_s) / num_tokens] += num_tokens
+            gap = (now - since_s) / num_tokens
+            gaps[gap] = gaps.get(gap, 0) + num_tokens
         for gap, count in gaps.items():
             self._metrics.inter_token.observe(gap, count)
 
