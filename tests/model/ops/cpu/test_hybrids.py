@@ -39,6 +39,7 @@ STEP = 2.0**-10
 #: A text that ends at the bound of four tiles and a part; a ring that turns more than twice, within
 #: a tile and beyond one.
 PASTS = [("stop", 272, 272), ("slide", 32, 100), ("slide", 144, 400)]
+WINDOWED = ("lfm3", "lfm3-square", "lfm3-windows", "llama-windows", "llama-windows-square")
 BOUNDED = [name for name, config in CONFIGS.items() if not config.constant_state]
 
 
@@ -81,7 +82,10 @@ def test_steps_equal_torch(name: str, past: str, context: int, length: int, leve
 def test_batch_cuts_and_threads_do_not_change_bits(
     name: str, past: str, context: int, length: int, dtype: str
 ) -> None:
-    """Cuts of up to twice the tile of places, over the bound and across turns of the ring."""
+    """Cuts of up to twice the tile of places, over the bound and across turns of the ring.
+
+    And long ones, which threads share in segments.
+    """
     single = runtime_of(name, context, past, dtype)
     texts = [random_tokens(single.config, length - 7 * i, seed=i) for i in range(3)]
     wanted = []
@@ -89,9 +93,32 @@ def test_batch_cuts_and_threads_do_not_change_bits(
         pool = single.empty_pool(1)
         logits = feed(single, pool, 0, text)[-1]
         wanted.append(Result(logits.tobytes(), pool[0].tobytes()))
-    for threads, longest in ((1, 130), (3, 20)):
+    for threads, longest in ((1, 130), (3, 20), (2, 400)):
         runtime = runtime_of(name, context, past, dtype, threads)
         assert together(runtime, texts, random.Random(threads), longest) == wanted
+
+
+@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("name", WINDOWED)
+def test_long_text_in_segments_is_that_of_single_tokens(name: str, level: str) -> None:
+    """In one call with texts that turn without segments, are beyond the window, and begin."""
+    single, begun = runtime_of(name, 800, level=level), (150, 150, 150, 0)
+    lengths = zip(begun, (600, 40, 1, 5), strict=True)
+    texts = [random_tokens(single.config, sum(each), seed=sum(each)) for each in lengths]
+    wanted = []
+    for text in texts:
+        pool = single.empty_pool(1)
+        logits = feed(single, pool, 0, text)[-1]
+        wanted.append(Result(logits.tobytes(), pool[0].tobytes()))
+    for threads in (2, 3):
+        runtime = runtime_of(name, 800, threads=threads, level=level)
+        pool, draws = runtime.empty_pool(4), [runtime.draw(temperature=0.0)] * 4
+        for slot, num in enumerate(begun[:3]):
+            runtime.run(pool, [slot], [0], [texts[slot][:num]], [None])
+        rest = [text[num:] for text, num in zip(texts, begun, strict=True)]
+        runtime.run(pool, [0, 1, 2, 3], list(begun), rest, draws)
+        found = zip(runtime.logits(), pool, strict=True)
+        assert [Result(row.tobytes(), state.tobytes()) for row, state in found] == wanted
 
 
 @pytest.mark.parametrize("level", [level for level in levels() if level != "v2"])

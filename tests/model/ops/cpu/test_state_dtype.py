@@ -61,6 +61,17 @@ def test_calls_with_sources_and_targets_write_what_those_in_place_write(name: st
     assert states.written(pool, slots, counts, sources, targets) == wanted
 
 
+def test_long_text_in_segments_is_that_of_single_tokens() -> None:
+    """Where what leaves the windows is summed in a phase of its own."""
+    name = "llama-windows" + ROUNDED
+    (text,) = sequences(name, (200,))
+    runtime = small_runtime(name, threads=2)
+    pool = runtime.empty_pool(1)
+    runtime.run(pool, [0], [0], [text], [runtime.draw(temperature=0.0)])
+    found = Result(runtime.logits()[0].tobytes(), pool[0].tobytes())
+    assert found == alone(name, "float32", text)
+
+
 @pytest.mark.parametrize("level", [level for level in levels() if level != "v2"])
 @pytest.mark.parametrize("name", NAMES)
 def test_levels_with_a_fused_multiply_add_agree(name: str, level: str) -> None:

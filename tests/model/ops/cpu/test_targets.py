@@ -119,6 +119,22 @@ def test_batch_of_states_in_place_and_elsewhere(name: str, level: str) -> None:
             assert np.array_equal(source, kept[slot])
 
 
+def test_long_text_in_segments_has_a_source_and_a_target() -> None:
+    name = "llama-windows"
+    config, _ = small_model(name)
+    runtime, text = small_runtime(name, threads=2), random_tokens(config, 130)
+    pool, fixed = runtime.empty_pool(1), runtime.layout.fixed_bytes
+    runtime.run(pool, [0], [0], [text[:30]], [None])
+    source, target = pool[0, :fixed].copy(), np.full(fixed, POISON, np.uint8)
+    target[runtime.layout.gaps()] = 0
+    before = source.copy()
+    call = [0], [30], [text[30:]], [None]
+    runtime.run(np.full_like(pool, POISON), *call, sources=[source], targets=[target])
+    runtime.run(pool, *call)
+    assert np.array_equal(target, pool[0, :fixed])
+    assert np.array_equal(source, before)
+
+
 @pytest.mark.parametrize("level", levels())
 @pytest.mark.parametrize("name", HALVED)
 def test_step_in_two_halves_has_targets(name: str, level: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from model.native.runtime import Runtime
-from tests.model.ops.cpu.models import Shape, make_model, random_tokens, small_weights
+from tests.model.ops.cpu.models import Shape, make_model, random_tokens, small_model, small_weights
 from tests.weights import weights_of
 
 TASKS = Path("/proc/self/task")
@@ -93,3 +93,23 @@ def stream(name: str, threads: int) -> tuple[list[list[int]], bytes]:
         drawn += step
         tokens = step
     return drawn, pool.tobytes()
+
+
+def test_late_thread_takes_no_part_in_a_later_run() -> None:
+    """Of more threads than cores some come when their run is over and others have begun.
+
+    These have other phases: a long text beyond its windows goes in segments.
+    """
+    config, weights = small_model("llama-windows")
+    text = random_tokens(config, 80)
+    single, many = (Runtime(config, weights, "float32", threads) for threads in (1, 16))
+    for i in range(300):
+        rows = list(range(1 + i % 7))
+        states = []
+        for runtime in (single, many):
+            n = len(rows)
+            pool, draws = runtime.empty_pool(n), [runtime.draw(temperature=0.0)] * n
+            first = runtime.run(pool, rows, [0] * n, [[1]] * n, draws)
+            last = runtime.run(pool, rows, [1] * n, [text[: 80 - i % 13]] * n, draws)
+            states.append((first, last, pool.tobytes()))
+        assert states[0] == states[1]

@@ -46,9 +46,10 @@ struct Batch {
     uint8_t* integers = nullptr;
     float* scales = nullptr;
     char* const* private_room = nullptr;  // [threads], each of FamilyKernels::private_bytes
-    // The first row of sequence num_sequences / 2, for what is no task: a late thread may look after
-    // the run, when the arrays are those of another one.
-    int middle_row = 0;
+    // For what is no task, above all how many phases there are: a late thread may look after the run, when
+    // the arrays are those of another one. The first row of sequence num_sequences / 2, and the most rows
+    // of a sequence.
+    int middle_row = 0, most_rows = 0;
 };
 
 // Weights are summed in blocks of this many, so that a draw can pass over most of them.

@@ -96,6 +96,7 @@ Batch Runtime::gather(const std::vector<Feed>& feeds, bool all_rows) {
     b.num_sequences = int(feeds.size());
     b.num_wanted = num_logits_;
     b.middle_row = first_row_[feeds.size() / 2];
+    for (const Feed& feed : feeds) b.most_rows = std::max(b.most_rows, int(feed.num_tokens));
     b.tokens = tokens_.data();
     b.positions = positions_.data();
     b.first_row = first_row_.data();

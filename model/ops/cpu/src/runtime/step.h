@@ -229,7 +229,7 @@ protected:
         int parts = (rows + TASK_ROWS - 1) / TASK_ROWS;
         while (panels * parts < 4 * w.count() && rows / (parts + 1) >= 2 * TALL_ROWS) parts++;
         const int even = padded(parts, w.count());
-        return parts > 1 && rows / even >= 2 * TALL_ROWS ? even : parts;
+        return parts > 1 && rows / even >= MIN_AMX_INT8_ROWS ? even : parts;
     }
 
     // All products in one phase: all panels, all parts of the rows; and `extra(i)` for each i below

@@ -33,16 +33,13 @@ public:
         begin_phase(num_tasks);
         int done = 0;
         for (int turn = 0; turn < count(); turn++) {
-            const int owner = (index_ + turn) % count(), begin = first_of(owner, num_tasks);
-            const int num = first_of(owner + 1, num_tasks) - begin;
+            const int owner = (index_ + turn) % count();
+            const auto begin = int(int64_t(num_tasks) * owner / count());
+            const int num = int(int64_t(num_tasks) * (owner + 1) / count()) - begin;
             for (int i; (i = claim(owner, num)) < num; done++) task(begin + i);
         }
         if (done) finish(done);
         wait();
-    }
-    // The first task of a thread's range.
-    int first_of(int thread, int num_tasks) const {
-        return int(int64_t(num_tasks) * thread / count());
     }
 
 private:

@@ -17,6 +17,7 @@ namespace EVERSTREAM_LEVEL {
 
 // Rows of a text that share what is read of the past.
 constexpr int ATTENTION_ROWS = 8;
+static_assert(ATTENTION_ROWS <= POSITION_BLOCK);
 // Of a long text, for each thread.
 constexpr int SEGMENTS = 4;
 
@@ -67,15 +68,12 @@ protected:
     void attend_and_leave(const BoundedAttention& l, const Norm& post = {}) {
         const int G = m.num_kv_heads;
         w.each(b.num_rows * G, [&](int task) { bring(l, task / G, task % G); });
-        bool any_segments = false;
-        for (int sequence = 0; l.in_state && sequence < b.num_sequences; sequence++)
-            any_segments = any_segments || in_segments(l, sequence);
-        if (any_segments && l.far.kind != FarPart::none)
+        if (may_have_segments(l) && l.far.kind != FarPart::none)
             w.each(b.num_sequences * G, [&](int task) { leave_all(l, task / G, task % G); });
         // At least as many as there are parts, in the order of the texts.
         const int parts = b.num_rows / ATTENTION_ROWS + b.num_sequences;
         w.each(parts * G, [&](int task) { attend_part(l, task / G, task % G); });
-        if (any_segments)
+        if (may_have_segments(l))
             w.each(b.num_sequences * G, [&](int task) { keep_last(l, task / G, task % G); });
         add_to_x(plain(B::attended, m.num_heads * m.head_size), l.out, post, B::in);
     }
@@ -280,6 +278,11 @@ private:
         const int rows = b.first_row[sequence + 1] - b.first_row[sequence], turn = l.context - l.sinks;
         const int wanted = rows * m.num_kv_heads / (SEGMENTS * w.count());
         return padded(wanted > turn ? wanted : turn, ATTENTION_ROWS);
+    }
+    // Whether that of the longest sequence is long enough: no phase may depend on what else is in arrays.
+    bool may_have_segments(const BoundedAttention& l) const {
+        const int least = padded(l.context - l.sinks, ATTENTION_ROWS);
+        return l.in_state && w.count() > 1 && b.most_rows >= 2 * least;
     }
     bool in_segments(const BoundedAttention& l, int sequence) const {
         const int rows = b.first_row[sequence + 1] - b.first_row[sequence];

@@ -19,7 +19,6 @@ public:
     static size_t private_bytes(const TimeMixModel& m, const Strides& s) {
         return (size_t(head_room(m)) * 12 + size_t(s.x)) * sizeof(float);
     }
-    // Those of a layer in halves are twice as many.
 
 protected:
     using B = TimeMixBuffers;
@@ -106,7 +105,7 @@ protected:
         for (int i = 0; i < m.num_layers; i++) {
             const Part all = whole(i);
             enter(all, NoUpdates());
-            w.each(num_heads(all), [&](int task) { head(all, task, w.count()); });
+            w.each(num_heads(all), [&](int task) { head(all, task, 1); });
             leave(all, NoUpdates());
             rest(all, no_updates);
         }
@@ -159,7 +158,7 @@ private:
             }
             last = now;
         }
-        w.each(num_heads(last) - done, [&](int task) { head(last, done + task, w.count()); });
+        w.each(num_heads(last) - done, [&](int task) { head(last, done + task, 1); });
         leave(last, NoUpdates());
         rest(last, no_updates);
     }
