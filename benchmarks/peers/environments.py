@@ -38,6 +38,15 @@ class Peer:
 
 
 NATIVE = "-DGGML_NATIVE=ON"
+#: GCC 12's intrinsic says that it reads 8 bytes of 64, so that the compiler leaves out what is
+#: written to the others, and llama.cpp dies in its products with AMX.
+TILE_SHAPES = """\
+#include <immintrin.h>
+#if defined(__AMX_TILE__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 13
+#define _tile_loadconfig(shapes) \\
+    __asm__ volatile("ldtilecfg %0" ::"m"(*(const char (*)[64])(shapes)))
+#endif
+"""
 IK = "ik-llama-cpp-python"
 PEERS = {
     "llama.cpp": Peer(("llama-cpp-python",), ("llama-cpp-python",)),
@@ -66,7 +75,11 @@ def install(environments: Path, name: str) -> None:
     venv.create(folder, with_pip=True)
     pip = [str(folder / "bin" / "python"), "-m", "pip"]
     compiled = [f"--no-binary={package}" for package in peer.sources]
-    variables = {**os.environ, "CMAKE_ARGS": NATIVE}
+    if compiled:  # not what was compiled with other options
+        compiled.append("--no-cache-dir")
+    header = folder / "tile_shapes.h"
+    header.write_text(TILE_SHAPES, encoding="utf-8")
+    variables = {**os.environ, "CMAKE_ARGS": f"{NATIVE} -DCMAKE_CXX_FLAGS=-include{header}"}
     subprocess.run([*pip, "install", "numpy", *compiled, *peer.packages], env=variables, check=True)
     if peer.without:
         subprocess.run([*pip, "uninstall", "--yes", *peer.without], check=True)
