@@ -35,7 +35,9 @@ from benchmarks.peers.environments import PEERS, preloaded, python_of
 from benchmarks.process import exit_on_sigterm
 from benchmarks.report import RESULTS, Figures, Result, command_line, read_result
 
+#: Of a processor without AMX, and of one with it.
 RESULT = RESULTS / "peers.json"
+WITH_AMX = RESULTS / "peers_amx.json"
 OURS = "Everstream"
 #: Of the original of the chat model in our runtime.
 ORIGINAL = "Everstream, original"

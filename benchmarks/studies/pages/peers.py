@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.decode.report import MISSING, SHORT, points_of, where
-from benchmarks.peers.__main__ import MODELS, OURS, RESULT
+from benchmarks.peers.__main__ import MODELS, OURS, RESULT, WITH_AMX
 from benchmarks.report import Figures, bullets, markdown, read_result
 
 
 def tables() -> dict[str, str]:
-    """A table for each model, and why cells are empty."""
-    rows = read_result(RESULT)["rows"]
-    found = {f"peers {name}": same_table(_of(rows, name)) for name in ("qwen35", "rwkv7")}
-    chat = _of(rows, "smollm2")
-    return {"peers smollm2": chat_table(chat), **found, "peers left out": reasons(rows)}
+    """A table for each model on each processor, and why cells are empty."""
+    found = {}
+    for ending, result in (("", RESULT), (" amx", WITH_AMX)):
+        rows = read_result(result)["rows"]
+        for name in ("qwen35", "rwkv7"):
+            found[f"peers {name}{ending}"] = same_table(_of(rows, name))
+        found[f"peers smollm2{ending}"] = chat_table(_of(rows, "smollm2"))
+        found[f"peers left out{ending}"] = reasons(rows)
+    return found
 
 
 def chat_table(rows: Sequence[Figures]) -> str:

@@ -60,7 +60,7 @@ constexpr TileRows tile_rows(Precision p, int rows) {
 // unpack, so that what is near is asked for too late.
 constexpr ptrdiff_t near_of(Precision p) {
     const bool is_far = p == Precision::q5_k || p == Precision::q6_k || p == Precision::iq4_xs;
-    return is_far ? 8192 : 1024;
+    return is_far ? 8192 : 4096;
 }
 // Vector j of a tile's weights, of four bytes a lane; parts are `stride` weights apart.
 template <class T>
