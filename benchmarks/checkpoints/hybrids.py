@@ -95,10 +95,11 @@ def file_of(folder: Path, size: str, dtype: str) -> Path:
         for ours, part in parts.items():
             (key,) = part.keys
             values = _values(ours, shapes[ours], draw)
-            if key.endswith(HEADS):
-                values = values[:, None]
-            elif key.endswith("ssm_norm.weight") and isinstance(config, Mamba2HybridConfig):
-                values = values.reshape(config.num_groups, -1)
+            if isinstance(config, Mamba2HybridConfig):
+                if key.endswith(HEADS):
+                    values = values[:, None]
+                elif key.endswith("ssm_norm.weight"):
+                    values = values.reshape(config.num_groups, -1)
             is_wide = values.ndim != 2 or key.endswith(WIDE)
             raw = GGMLQuantizationType["F32" if is_wide else file_type]
             writer.add_tensor(key, quantize(values, raw), raw_dtype=raw)

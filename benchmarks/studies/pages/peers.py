@@ -89,6 +89,8 @@ def _plain(reason: str) -> str:
     """Without files, and the last words of a debugger and a C++ runtime at the end of a process."""
     if reason.startswith(("[Inferior", "terminate called")):
         return "it died"
+    if "logits of one token differ" in reason:
+        return "the same sequences get other logits in a batch"
     return reason.removesuffix(".gguf").rpartition(" ")[0] if reason.endswith(".gguf") else reason
 
 
