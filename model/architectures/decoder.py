@@ -236,7 +236,8 @@ class BoundedAttention(Mixer):
         y = self._attend(q, k, v, state, position, at)
         y, after = self.with_far(y, q, k, v, state, position, at)
         if gate is not None:
-            y = y * torch.sigmoid(gate.float())
+            # By logsigmoid: sigmoid rounds differently in a vector loop and in its rest.
+            y = y * F.logsigmoid(gate.float()).exp()
         return self.out(y.flatten(-2).to(x.dtype)), after | self._kept(k, v, state, position, at)
 
     def with_far(
