@@ -75,11 +75,12 @@ def install(environments: Path, name: str) -> None:
     venv.create(folder, with_pip=True)
     pip = [str(folder / "bin" / "python"), "-m", "pip"]
     compiled = [f"--no-binary={package}" for package in peer.sources]
-    if compiled:  # not what was compiled with other options
-        compiled.append("--no-cache-dir")
-    header = folder / "tile_shapes.h"
-    header.write_text(TILE_SHAPES, encoding="utf-8")
-    variables = {**os.environ, "CMAKE_ARGS": f"{NATIVE} -DCMAKE_CXX_FLAGS=-include{header}"}
+    variables = dict(os.environ)
+    if compiled:
+        compiled.append("--no-cache-dir")  # not what was compiled with other options
+        header = folder / "tile_shapes.h"
+        header.write_text(TILE_SHAPES, encoding="utf-8")
+        variables["CMAKE_ARGS"] = f"{NATIVE} -DCMAKE_CXX_FLAGS=-include{header}"
     subprocess.run([*pip, "install", "numpy", *compiled, *peer.packages], env=variables, check=True)
     if peer.without:
         subprocess.run([*pip, "uninstall", "--yes", *peer.without], check=True)

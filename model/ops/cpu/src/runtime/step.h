@@ -224,7 +224,8 @@ protected:
     }
 
     // Into how many parts the rows of a product go: where panels are few, more of them, so that no
-    // thread waits long for the last task of another; as many for each thread.
+    // thread waits long for the last task of another; as many for each thread, unless AMX would not multiply
+    // them any more.
     int parts_of(int rows, int panels) const {
         int parts = (rows + TASK_ROWS - 1) / TASK_ROWS;
         while (panels * parts < 4 * w.count() && rows / (parts + 1) >= 2 * TALL_ROWS) parts++;
