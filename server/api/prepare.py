@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeVar
 
 from server.api.schemas.requests import (
     UNLIMITED,
@@ -32,6 +32,14 @@ from server.sessions.origins import StateNotFound
 
 # A shorter text is encoded in the event loop: it takes less time than a thread costs.
 MAX_INLINE_CHARS = 2048
+
+T = TypeVar("T")
+
+
+async def in_thread_if_long(num_chars: float, call: Callable[[], T]) -> T:
+    """The result of ``call``, which goes through so much text: in a thread where it is long."""
+    return call() if num_chars <= MAX_INLINE_CHARS else await asyncio.to_thread(call)
+
 
 NOT_PREFIXED = Prefixed()
 
@@ -176,7 +184,7 @@ async def prompt_tokens(
 
     if not isinstance(prompt, str):
         service.limits.check_prompt(len(prompt), field)
-    found = ids() if len(prompt) <= MAX_INLINE_CHARS else await asyncio.to_thread(ids)
+    found = await in_thread_if_long(len(prompt), ids)
     service.limits.check_prompt(len(found), field)
     return found
 

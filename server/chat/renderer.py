@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import lru_cache
+from itertools import islice, pairwise
 from pathlib import Path
 
 from model.tokenizer import Names, Tokenizer
@@ -34,6 +35,24 @@ _CANDIDATES = range(0xE000, 0xF900)
 _ESCAPED = re.compile(r"\\u([0-9a-f]{4})", re.IGNORECASE)
 
 
+class _SpecialNames:
+    """Special names, and what they begin and end with."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        # A name of one character has no inside; no tokenizer is known to have one.
+        self.names = [name for name in names if len(name) > 1]
+        self.longest = max(map(len, self.names), default=0)
+        self.whole = Names(self.names)
+        self.heads = {name[:at] for name in self.names for at in range(1, len(name))}
+        self.tails = {name[at:] for name in self.names for at in range(1, len(name))}
+
+
+@lru_cache(maxsize=16)
+def _special_names(names: tuple[str, ...]) -> _SpecialNames:
+    """Made once: a tokenizer may have thousands, which are the same in each request."""
+    return _SpecialNames(names)
+
+
 class Marks:
     """The mark for ``texts``, all that is about to be rendered, and for special ``names``.
 
@@ -44,24 +63,19 @@ class Marks:
     def __init__(self, names: Iterable[str], *texts: object) -> None:
         text = json.dumps(texts, ensure_ascii=False)
         used = set(map(ord, set(text))) | {int(code[1], 16) for code in _ESCAPED.finditer(text)}
-        free = [code for code in _CANDIDATES if code not in used][:2]
+        free = list(islice((code for code in _CANDIDATES if code not in used), 2))
         if len(free) < 2:
             raise InvalidRequest("the texts hold every character of the private use area")
         self._mark, self.end = map(chr, free)
         self._escaped = f"\\u{free[0]:04x}"
-        # A name of one character has no inside; no tokenizer is known to have one.
-        self._names = [name for name in names if len(name) > 1]
-        self._longest = max(map(len, self._names), default=0)
-        self._whole = Names(self._names)
-        self._heads = {name[:at] for name in self._names for at in range(1, len(name))}
-        self._tails = {name[at:] for name in self._names for at in range(1, len(name))}
+        self._special = _special_names(tuple(names))
 
     def all_of(self, value: object) -> object:
         """A copy of ``value`` with marks in all its texts, those of keys as well."""
         if isinstance(value, str):
-            return self._cut(value)
+            return self._marked(value)
         if isinstance(value, Mapping):
-            return {self._cut(key): self.all_of(item) for key, item in value.items()}
+            return {self._marked(key): self.all_of(item) for key, item in value.items()}
         if isinstance(value, Sequence):
             return [self.all_of(item) for item in value]
         return value
@@ -71,13 +85,13 @@ class Marks:
         before, core, after = parted(text)
         if not core:
             return text
-        places = self._places(core)
-        for size in range(1, min(len(core), self._longest) + 1):
-            if core[-size:] in self._heads:
+        special, places = self._special, self._places(core)
+        for size in range(1, min(len(core), special.longest) + 1):
+            if core[-size:] in special.heads:
                 places.add(len(core) - size + 1)
-            if core[:size] in self._tails:
+            if core[:size] in special.tails:
                 places.add(size - 1)
-        if len(core) <= self._longest and any(core in name[1:-1] for name in self._names):
+        if len(core) <= special.longest and any(core in name[1:-1] for name in special.names):
             places.add(1)
         return before + self._put(core, places) + after
 
@@ -94,12 +108,12 @@ class Marks:
             for piece in tokenizer.pieces(rendered)
         )
 
-    def _cut(self, text: str) -> str:
+    def _marked(self, text: str) -> str:
         return self._put(text, self._places(text))
 
     def _places(self, text: str) -> set[int]:
         """After the first character of each name, also of those that overlap."""
-        return {place + 1 for place, _ in self._whole.places(text)}
+        return {place + 1 for place, _ in self._special.whole.places(text)}
 
     def _put(self, text: str, places: set[int]) -> str:
         """``text`` with the mark at ``places``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ from server.api.chat.messages import (
     text_of,
     tool_object,
 )
+from server.api.prepare import in_thread_if_long
 from server.chat.renderer import Marks, Rendered, parted
 from server.engine.text import TokenArray
 from server.engine.types import Finished, TokenEvent
@@ -115,6 +116,8 @@ RESERVED = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_toke
 
 #: Of a prompt's text, what shows whether it ends within thinking.
 END_CHARS = 256
+#: What a message costs besides its text, as characters.
+_MESSAGE_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +158,9 @@ async def prompt_of(
             "continue_final_message",
             "needs a last message with content, and add_generation_prompt to be false",
         )
-    given = await asyncio.to_thread(
-        _template_input, service, source, messages, tools or (), template_kwargs or {}
+    given = await in_thread_if_long(
+        _num_chars(messages, tools or (), template_kwargs or {}),
+        lambda: _template_input(service, source, messages, tools or (), template_kwargs or {}),
     )
     marks, said = given.marks, [*given.messages]
     if continue_final_message:
@@ -180,8 +184,17 @@ async def prompt_of(
         ids = TokenArray(marks.ids(text, tokenizer))
         return ids, places(ids, text, rendered.shared, marks, tokenizer)
 
-    ids, cache_at = await asyncio.to_thread(encoded)
+    ids, cache_at = await in_thread_if_long(len(text), encoded)
     return Prompt(ids, text[-END_CHARS:], cache_at)
+
+
+def _num_chars(
+    messages: Sequence[ChatMessage], tools: Sequence[FunctionTool], given: Mapping[str, Any]
+) -> float:
+    """About how much text `_template_input` goes through; tools and other values are a lot."""
+    if tools or given or any(getattr(message, "tool_calls", None) for message in messages):
+        return math.inf
+    return sum(_MESSAGE_CHARS + len(text_of(message.content)) for message in messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +213,7 @@ def _template_input(
     tools: Sequence[FunctionTool],
     given: Mapping[str, Any],
 ) -> _TemplateInput:
-    """For a thread: it goes through every text and value that the client gave."""
+    """Goes through every text and value that the client gave: `_num_chars`."""
     template = service.chat_template
     if not is_plain_json(dict(given)):
         raise invalid(

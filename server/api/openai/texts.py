@@ -34,9 +34,9 @@ from server.api.openai.bodies import (
 )
 from server.api.openai.choices import BLOCK_TOKENS, JsonList, TokenNames, Top, finite, written_list
 from server.api.prepare import (
-    MAX_INLINE_CHARS,
     check_ids,
     embedding_requests,
+    in_thread_if_long,
     prompt_tokens,
     unit_vector,
     vectors_bytes,
@@ -332,7 +332,7 @@ async def _pieces(service: Service, body: TokenizeBody) -> Response:
             raise invalid(name, "is for prompt and messages")
     text, allow = body.content or "", body.parse_special is not False
     encode = partial(service.tokenizer.encode, allow_special=allow)
-    ids = encode(text) if len(text) <= MAX_INLINE_CHARS else await asyncio.to_thread(encode, text)
+    ids = await in_thread_if_long(len(text), partial(encode, text))
     if body.add_special:
         ids = [service.model.bos_token_id, *ids]
     if not body.with_pieces:
@@ -392,8 +392,7 @@ async def _ids(service: Service, body: TokenizeBody) -> list[int]:
         return [*prompt.ids]
     text = body.prompt or ""
     encode = partial(service.tokenizer.encode, allow_special=body.allow_special is not False)
-    is_short = len(text) <= MAX_INLINE_CHARS
-    ids = encode(text) if is_short else await asyncio.to_thread(encode, text)
+    ids = await in_thread_if_long(len(text), partial(encode, text))
     return ids if body.add_special_tokens is False else [service.model.bos_token_id, *ids]
 
 
