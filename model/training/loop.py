@@ -35,12 +35,12 @@ from torch import Tensor
 from model.architectures import Config
 from model.architectures.network import ModelState, Network, network_class
 from model.checkpoint import load_checkpoint, save_checkpoint
+from model.evaluation import evaluate
 from model.lm import Block, LanguageModel
 from model.tokenizer import Tokenizer
 from model.training import TrainingError
 from model.training.config import TrainConfig, changes, identity
 from model.training.data import StreamBatches, tokenize_file
-from model.training.evaluate import evaluate
 from model.training.optimizer import (
     gradients,
     learning_rate_factor,
