@@ -38,8 +38,7 @@ from model.families.llama.config import LlamaConfig
 from model.files import ConfigError
 from model.lm import LanguageModel
 from model.training import TrainingError
-from model.training.config import TrainConfig
-from model.training.loop import VALID_BYTES, Run
+from model.training.loop import VALID_BYTES, Run, TrainConfig
 from model.training.optimizer import learning_rate_factor, make_optimizers, prepare_step
 from model.weights import Array, Weights
 

@@ -177,9 +177,8 @@ def train_command(
     from model.checkpoint import load_checkpoint
     from model.memory import keep_freed_memory
     from model.tokenizer import Tokenizer, train_tokenizer
-    from model.training.config import TrainConfig
     from model.training.data import Source
-    from model.training.loop import train
+    from model.training.loop import TrainConfig, train
 
     keep_freed_memory()
     with errors_as_lines():
