@@ -15,11 +15,10 @@ from model.architectures.config import Config
 from model.architectures.hybrid import HybridConfig
 from model.checkpoint import load_checkpoint
 from model.config import ModelConfig
-from model.families.arwkv7.config import Arwkv7Config
 from model.families.mamba.config import Mamba2Config, MambaConfig
 from model.families.mamba2_hybrid.config import Mamba2HybridConfig
 from model.families.qwen35.config import Qwen35Config
-from model.families.rwkv7.config import Rwkv7Config
+from model.families.rwkv7.config import Arwkv7Config, Rwkv7Config
 from model.tokenizer import Tokenizer
 from model.training.data import Source
 from model.training.loop import TrainConfig, train
