@@ -36,9 +36,8 @@ from model.config import ModelConfig
 from model.memory import keep_freed_memory
 from model.ops.fused import without_kernels
 from model.tokenizer import Tokenizer, train_tokenizer
-from model.training.config import TrainConfig
 from model.training.data import Source
-from model.training.loop import Run
+from model.training.loop import Run, TrainConfig
 
 RESULT = RESULTS / "training.json"
 ATTENTIONS = ("delta", "gated", "elu", "vq", "softmax")

@@ -14,8 +14,8 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from safetensors.torch import save_file
 
-from model.families.arwkv7.config import Arwkv7Config
-from model.families.arwkv7.read import FOLDER, renamed
+from model.families.rwkv7.config import Arwkv7Config
+from model.families.rwkv7.read_arwkv import FOLDER, renamed
 from model.tokenizer import Tokenizer
 from tests import rwkv7
 from tests.gguf_files import Fill, Tensors, finish

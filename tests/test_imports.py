@@ -20,7 +20,7 @@ ON_THE_NATIVE_WAY = (
     *("model.checkpoint_files", "model.weights.safetensors", "model.weights.torch_file"),
     *("model.weights.gguf_file", "model.tokenization.gguf"),
     "model.export.cli",
-    *("model.families.arwkv7.read", "model.families.mamba.read"),
+    *("model.families.rwkv7.read_arwkv", "model.families.mamba.read"),
     *("server.engine.engine", "server.engine.scheduler", "server.engine.runner"),
     *(
         "server.engine.tables",

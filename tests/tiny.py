@@ -20,7 +20,6 @@ from model.architectures.network import Network, network_class
 from model.checkpoint import Checkpoint, save_checkpoint
 from model.config import ModelConfig
 from model.export.hybrid import write_qwen35
-from model.families.arwkv7.config import Arwkv7Config
 from model.families.jamba.config import JambaConfig
 from model.families.lfm2.config import Lfm2Config
 from model.families.lfm3.config import Lfm3Config
@@ -29,7 +28,7 @@ from model.families.mamba.config import Mamba2Config, MambaConfig
 from model.families.mamba2_hybrid.config import Mamba2HybridConfig
 from model.families.qwen35.config import Qwen35Config, Qwen35MtpConfig
 from model.families.qwen35.network import Qwen35Mtp
-from model.families.rwkv7.config import Rwkv7Config
+from model.families.rwkv7.config import Arwkv7Config, Rwkv7Config
 from model.foreign import MultiTokenHead
 from model.lm import LanguageModel
 from model.state import StateLayout

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from benchmarks.report import markdown
 from model.architectures.config import Config
 from model.architectures.hybrid import with_past
-from model.families.arwkv7.config import Arwkv7Config
 from model.families.lfm2.config import Lfm2Config
 from model.families.lfm3.config import Lfm3Config
 from model.families.mamba.config import Mamba2Config, MambaConfig
 from model.families.qwen35.config import Qwen35Config
+from model.families.rwkv7.config import Arwkv7Config
 from model.state import StateLayout
 from model.tensor_spec import POSITION_BLOCK
 from model.weights import num_parameters

@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.report import RESULTS, Figures, Result, command_line, read_result, show_figures
 from model.convert.linearize.conversion import Conversion, Settings
-from model.convert.linearize.plan import Plan, smollm2_plan
+from model.convert.linearize.plan import Plan, equal_window, smollm2_plan
 from model.convert.linearize.report import (
     CONTROL,
     SOURCE,
@@ -36,7 +36,6 @@ from model.convert.linearize.report import (
     token_bytes,
 )
 from model.convert.linearize.result import load_adapter
-from model.convert.linearize.scan import equal_window
 from model.convert.linearize.source import Source as ReadSource
 from model.convert.linearize.source import read_source
 from model.convert.linearize.student import Student

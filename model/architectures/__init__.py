@@ -117,9 +117,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "everstream-arwkv7": Architecture(
         name="arwkv7",
-        config=("model.families.arwkv7.config", "Arwkv7Config"),
-        network=("model.families.arwkv7.network", "Arwkv7"),
-        chat=("model.families.arwkv7.chat", "qwen_chat"),
+        config=("model.families.rwkv7.config", "Arwkv7Config"),
+        network=("model.families.rwkv7.network", "Arwkv7"),
+        chat=("model.families.rwkv7.chat", "qwen_chat"),
         native=("model.native.options", "arwkv7_options"),
     ),
 }

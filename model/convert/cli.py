@@ -163,8 +163,8 @@ def _to_mechanism(
 
     from model.convert.convert import Conversion, convert
     from model.files import ConfigError
-    from model.training.config import TrainConfig
     from model.training.data import Source
+    from model.training.loop import TrainConfig
 
     if len(valid) > 1:
         raise ConfigError(f"--to {to} has one --valid, not {len(valid)}")

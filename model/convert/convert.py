@@ -33,13 +33,12 @@ from model.attention import spec_of
 from model.attention.base import Attention
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.config import ModelConfig
+from model.evaluation import evaluate
 from model.families.llama.config import LlamaConfig
 from model.files import ConfigError
 from model.lm import LanguageModel
 from model.training import TrainingError
-from model.training.config import TrainConfig
-from model.training.evaluate import evaluate
-from model.training.loop import VALID_BYTES, Run
+from model.training.loop import VALID_BYTES, Run, TrainConfig
 from model.training.optimizer import learning_rate_factor, make_optimizers, prepare_step
 from model.weights import Array, Weights
 

@@ -54,7 +54,7 @@ READERS: dict[str, tuple[str, str]] = {
     "rwkv7": ("model.families.rwkv7.read", "read_rwkv7"),
     "rwkv7_native": ("model.families.rwkv7.read", "read_rwkv7"),
     "rwkv7_hf_adapter": ("model.families.rwkv7.read", "read_rwkv7"),
-    "rwkv_hybrid": ("model.families.arwkv7.read", "read_arwkv7"),
+    "rwkv_hybrid": ("model.families.rwkv7.read_arwkv", "read_arwkv7"),
     "rwkv": ("model.families.rwkv7.read", "read_rwkv7"),  # if `refuse_config` lets it pass
     "qwen3_5": ("model.families.qwen35.read", "read_qwen35"),
     "qwen3_5_text": ("model.families.qwen35.read", "read_qwen35"),
@@ -89,7 +89,7 @@ _BY_SHAPES = (
 #: ``general.architecture`` of GGUF -> (module, function).
 GGUF_READERS = {
     "rwkv7": ("model.families.rwkv7.read", "read_gguf"),
-    "arwkv7": ("model.families.arwkv7.read", "read_gguf"),
+    "arwkv7": ("model.families.rwkv7.read_arwkv", "read_gguf"),
     "qwen35": ("model.families.qwen35.read", "read_gguf"),
     "lfm2": ("model.families.lfm2.read", "read_gguf"),
     **dict.fromkeys(

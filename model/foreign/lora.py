@@ -48,7 +48,7 @@ from model.weights import Array, CheckpointError, StoredWeights, Weights, Wrappe
 #: files, as a `Part` by our names.
 LAYOUTS: dict[str, tuple[str, str]] = {
     "rwkv7": ("model.families.rwkv7.read", "key_layouts"),
-    "arwkv7": ("model.families.arwkv7.read", "key_layouts"),
+    "arwkv7": ("model.families.rwkv7.read_arwkv", "key_layouts"),
     "qwen35": ("model.families.qwen35.read", "key_layouts"),
     "lfm2": ("model.families.lfm2.read", "key_layouts"),
     "lfm3": ("model.families.lfm3.read", "key_layouts"),

@@ -13,7 +13,6 @@ from model.architectures.hybrid import SINKS, BoundedConfig
 from model.attention import spec_of
 from model.attention.specs import key_dim
 from model.config import ModelConfig
-from model.families.arwkv7.config import Arwkv7Config
 from model.families.jamba.config import JambaConfig
 from model.families.lfm2.config import Lfm2Config
 from model.families.lfm3.config import Lfm3Config
@@ -21,7 +20,7 @@ from model.families.llama.config import FARS, LlamaConfig
 from model.families.mamba.config import Mamba2Config, MambaConfig
 from model.families.mamba2_hybrid.config import Mamba2HybridConfig
 from model.families.qwen35.config import Qwen35Config
-from model.families.rwkv7.config import Rwkv7Config
+from model.families.rwkv7.config import Arwkv7Config, Rwkv7Config
 from model.state import StateLayout
 
 Options = dict[str, str | float]
@@ -219,7 +218,7 @@ def jamba_options(config: JambaConfig, layout: StateLayout) -> Options:
 
 
 def arwkv7_options(config: Arwkv7Config, layout: StateLayout) -> Options:
-    """Of `model.families.arwkv7`."""
+    """Of `model.families.rwkv7`."""
     return {
         "family": "arwkv7",
         "num_layers": config.num_hidden_layers,

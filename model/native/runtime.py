@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
@@ -19,7 +21,6 @@ import numpy.typing as npt
 
 from model.architectures.config import Config
 from model.files import ConfigError, FileError
-from model.native.levels import better_level, why_none_runs
 from model.native.options import covers, native_options
 from model.state import StateLayout
 from model.tensor_spec import Shape
@@ -27,6 +28,32 @@ from model.weights import StoredWeights, shape_in
 
 if TYPE_CHECKING:
     import model.ops.cpu._native as _native
+
+# What a user is told where the extension module lacks this processor's level. An editable install
+# has one level, that of the processor that it was compiled on; wheels have all. A module that moved
+# to another processor runs the best of its levels that is left, if there is one.
+
+COMPILE_HERE = (
+    f"compile it here: {sys.executable} -m pip install --no-build-isolation --no-deps --editable"
+    f" {Path(__file__).parents[2]}"
+)
+
+
+def why_none_runs(built: Sequence[str], processor: Sequence[str]) -> str | None:
+    """One line where no level of the module is the processor's; these have the best first."""
+    if set(built) & set(processor):
+        return None
+    best = processor[0] if processor else "none of the levels"
+    return f"it was compiled for {', '.join(built)}, and this processor has {best}; {COMPILE_HERE}"
+
+
+def better_level(built: Sequence[str], processor: Sequence[str]) -> str | None:
+    """One line where a level runs, and the processor has a better one."""
+    used = next(level for level in processor if level in built)
+    if used == processor[0]:
+        return None
+    return f"the native runtime runs {used}, without kernels for {processor[0]}; {COMPILE_HERE}"
+
 
 try:
     _module: ModuleType | None = importlib.import_module("model.ops.cpu._native")

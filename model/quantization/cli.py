@@ -84,14 +84,14 @@ def _compare(
 
     ``loss`` is relative to float32.
     """
+    from model.evaluation import evaluate_native
     from model.native.runtime import DTYPES, Runtime
-    from model.quantization.evaluate import evaluate
 
     exact: float | None = None
     rows = [(checkpoint, dtype) for dtype in DTYPES]
     for model, dtype in [*rows, *([(calibrated, "int4")] if calibrated else [])]:
         runtime = Runtime(model.config, model.weights, dtype, threads)
-        result = evaluate(runtime, checkpoint.tokenizer, path).bits_per_byte
+        result = evaluate_native(runtime, checkpoint.tokenizer, path).bits_per_byte
         exact = result if exact is None else exact
         values = {
             "data": path.name,

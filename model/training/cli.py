@@ -15,7 +15,7 @@ from model import command_line
 from model.architectures import Config, config_class
 from model.command_line import LoraAlpha, LoraFiles, lora_of
 from model.config import ConfigError
-from model.evaluation import Evaluation, Half, Mode
+from model.evaluation import Evaluation, Half, Mode, evaluate, evaluate_native
 
 if TYPE_CHECKING:
     from model.checkpoint import Checkpoint
@@ -177,9 +177,8 @@ def train_command(
     from model.checkpoint import load_checkpoint
     from model.memory import keep_freed_memory
     from model.tokenizer import Tokenizer, train_tokenizer
-    from model.training.config import TrainConfig
     from model.training.data import Source
-    from model.training.loop import train
+    from model.training.loop import TrainConfig, train
 
     keep_freed_memory()
     with errors_as_lines():
@@ -324,7 +323,7 @@ def eval_command(
     lora_alpha: LoraAlpha = None,
     mode: Annotated[
         Mode,
-        typer.Option(help="Context of a scored token; see model/training/evaluate.py."),
+        typer.Option(help="Context of a scored token; see model/evaluation.py."),
     ] = "windows",
     window: Annotated[int, typer.Option(help="Number of tokens per window.")] = 512,
     max_bytes: Annotated[int | None, typer.Option(help="Maximum bytes of each document.")] = None,
@@ -368,8 +367,8 @@ def eval_command(
     with errors_as_lines():
         checkpoint = load_checkpoint(model, lora=changes).with_state_dtype(state_dtype)
         checkpoint = bounded(checkpoint, Bound(context, past), EVAL_STATE_BYTES, num_sessions=1)
-        ran_on, evaluate = _evaluator(checkpoint, backend, dtype, threads)
-        results = [(path, evaluate(path, mode, window, max_bytes, half)) for path in data]
+        ran_on, score = _evaluator(checkpoint, backend, dtype, threads)
+        results = [(path, score(path, mode, window, max_bytes, half)) for path in data]
     for path, result in results:
         values: dict[str, Any] = {
             "data": path.name,
@@ -402,23 +401,19 @@ def _evaluator(
     if rounds and backend == "torch":
         raise NativeError("--state-dtype bfloat16 needs the native runtime, not --backend torch")
     if backend != "torch":
-        from model.quantization import evaluate as native
-
         try:
             weights, cores = checkpoint.weights, threads or num_cores()
             runtime = Runtime(checkpoint.config, weights, dtype, cores)
-            return "native", partial(native.evaluate, runtime, checkpoint.tokenizer)
+            return "native", partial(evaluate_native, runtime, checkpoint.tokenizer)
         except NativeError:
             if backend == "native" or dtype in NATIVE_DTYPES or rounds:
                 raise
     import torch
 
-    from model.training import evaluate as on_torch
-
     if threads:
         torch.set_num_threads(threads)
     network = checkpoint.model.to(getattr(torch, dtype))
-    return "torch", partial(on_torch.evaluate, network, checkpoint.tokenizer)
+    return "torch", partial(evaluate, network, checkpoint.tokenizer)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The training loop: one process, resumable at any moment, bit for bit.
+"""The training loop and its options: one process, resumable at any moment, bit for bit.
 
 Models with a constant state are trained on streams whose state is carried
 from window to window (truncated backpropagation through time, the state
@@ -10,12 +10,14 @@ On a CPU a batch is computed in shares, one thread each. On a CUDA device a step
 update of the weights included (`model.training.passes`).
 
 What an interrupted run needs to continue is in safetensors and JSON. A folder is written next to
-the old one and renamed over it, so that a kill at any moment leaves one whole state. SIGINT and
-SIGTERM end a run between two steps instead of inside one.
+the old one and renamed over it, so that a kill at any moment leaves one whole state. It continues
+only with options that change no weight (`identity`, `changes`). SIGINT and SIGTERM end a run
+between two steps instead of inside one.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -24,6 +26,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,12 +38,11 @@ from torch import Tensor
 from model.architectures import Config
 from model.architectures.network import ModelState, Network, network_class
 from model.checkpoint import load_checkpoint, save_checkpoint
+from model.evaluation import evaluate
 from model.lm import Block, LanguageModel
 from model.tokenizer import Tokenizer
 from model.training import TrainingError
-from model.training.config import TrainConfig, changes, identity
-from model.training.data import StreamBatches, tokenize_file
-from model.training.evaluate import evaluate
+from model.training.data import Source, StreamBatches, tokenize_file
 from model.training.optimizer import (
     gradients,
     learning_rate_factor,
@@ -59,6 +61,103 @@ from model.training.report import Report, sample_text
 
 #: Bytes of each validation document that an evaluation during training scores.
 VALID_BYTES = 100_000
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One run. Everything that decides the weights is here and in the model's `Config`."""
+
+    data: tuple[Source, ...]
+    out: Path
+    final_data: tuple[Source, ...] = ()
+    valid: tuple[Path, ...] = ()
+    initial: Path | None = None
+    num_steps: int = 2000
+    batch_size: int = 16
+    window: int = 512
+    stream_windows: int = 16
+    optimizer: str = "muon"
+    learning_rate: float = 8e-3
+    embedding_learning_rate: float | None = None
+    weight_decay: float = 0.1
+    dropout: float = 0.0
+    warmup_steps: int = 100
+    decay: float = 0.5
+    clip: float = 1.0
+    seed: int = 0
+    device: str = "auto"
+    precision: str = "auto"
+    compile_layers: bool = False
+    threads: int | None = None
+    eval_every: int = 250
+    save_every_s: float = 120.0
+    sample_every: int = 1000
+    stop_at_step: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in _COUNTS:
+            if getattr(self, name) < 1:
+                raise TrainingError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                raise TrainingError(
+                    f"{name} must be {' or '.join(known)}, not {getattr(self, name)!r}"
+                )
+        for name in ("learning_rate", "embedding_learning_rate", "clip"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 < value < math.inf:
+                raise TrainingError(f"{name} must be above 0, not {getattr(self, name)}")
+        for name in ("weight_decay", "warmup_steps", "save_every_s", "seed"):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise TrainingError(f"{name} must be at least 0, not {getattr(self, name)}")
+        if not 0.0 <= self.dropout < 1.0:
+            raise TrainingError(f"dropout must be in [0, 1), not {self.dropout}")
+        if not 0.0 <= self.decay <= 1.0:
+            raise TrainingError(f"decay must be in [0, 1], not {self.decay}")
+
+    @property
+    def decay_steps(self) -> int:
+        """The last steps, over which the learning rate falls to 0."""
+        return round(self.decay * (self.num_steps - min(self.warmup_steps, self.num_steps)))
+
+
+_COUNTS = ("num_steps", "batch_size", "window", "stream_windows", "eval_every", "sample_every")
+_CHOICES = {
+    "optimizer": ("muon", "adamw"),
+    "device": ("auto", "cpu", "cuda"),
+    "precision": ("auto", "float32", "bfloat16"),
+}
+
+#: What may differ between a run and its continuation without changing any weight.
+_INDIFFERENT = {"out", "eval_every", "save_every_s", "sample_every", "stop_at_step", "threads"}
+
+#: What may differ until the learning rate begins to fall.
+_PLAN = ("num_steps", "decay", "final_data")
+
+
+def identity(config: TrainConfig, model: Config, tokenizer: Tokenizer) -> dict[str, Any]:
+    """What decides the weights of a run, for JSON: a run continues only where it is the same."""
+    run = {k: v for k, v in dataclasses.asdict(config).items() if k not in _INDIFFERENT}
+    for name in ("data", "final_data"):
+        run[name] = [[source.path.name, source.weight] for source in getattr(config, name)]
+    run["valid"] = [path.name for path in config.valid]
+    run["initial"] = None if config.initial is None else load_checkpoint(config.initial).digest
+    run["decays_from"] = config.num_steps - config.decay_steps
+    values = {**run, "model": model.to_dict(), "tokenizer": tokenizer.digest}
+    found: dict[str, Any] = json.loads(json.dumps(values))  # lists where a config has tuples
+    return found
+
+
+def changes(before: dict[str, Any], now: dict[str, Any], step: int) -> list[str]:
+    """The options that make ``now`` another run than ``before``, which was saved at ``step``."""
+    rate = "embedding_learning_rate"  # that of the matrices where a run names none
+    if before.get(rate) is None and now[rate] == before["learning_rate"]:
+        before = {**before, rate: now[rate]}
+    before = {"dropout": 0.0, "compile_layers": False, **before}  # a run of before there were any
+    changed = {name for name in now | before if now.get(name) != before.get(name)}
+    if step <= min(now["decays_from"], before.get("decays_from", 0)):
+        changed -= {*_PLAN, "decays_from"}
+    return sorted(changed)
 
 
 def train(config: TrainConfig, model_config: Config, tokenizer: Tokenizer) -> Path:

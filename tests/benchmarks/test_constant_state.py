@@ -20,11 +20,10 @@ from benchmarks.studies.constant_state.__main__ import (
 )
 from benchmarks.studies.constant_state.subjects import Subject, equal_window, subjects
 from model.convert.linearize.report import color_ids, half_ids, questions
-from model.evaluation import documents
+from model.evaluation import documents, evaluate_native
 from model.families.llama.config import LayerPlan, LlamaConfig
 from model.hub.base import describe
 from model.native.runtime import Runtime
-from model.quantization.evaluate import evaluate
 from model.state import StateLayout
 from tests.adapted import tiny_config, tiny_updates, write_adapter, write_base_file
 from tests.tiny import TEXT
@@ -98,7 +97,7 @@ def test_bits_are_those_of_the_evaluation(compared: dict[str, Subject], data: Pa
     tokenizer, file = subject.checkpoint.tokenizer, data / FILLER
     texts = list(documents(file, "second"))
     found = bits_per_byte(runtime, tokenizer, texts)
-    whole = evaluate(runtime, tokenizer, file, "stream", half="second")
+    whole = evaluate_native(runtime, tokenizer, file, "stream", half="second")
     assert found["all"] == pytest.approx(whole.bits_per_byte, rel=1e-9)
     assert sum(found["bytes"].values()) == whole.num_bytes
     assert found["by_position"].keys() == set(NAMES[:3])

@@ -19,7 +19,7 @@ from benchmarks.studies.mechanisms.specs import SIZES, Spec, all_specs, state_by
 from benchmarks.studies.pages import ablation, comparison
 from model.attention import MECHANISMS
 from model.config import ConfigError
-from model.training.evaluate import Mode, evaluate
+from model.evaluation import Mode, evaluate
 from tests.tiny import TEXT, tiny_checkpoint
 
 

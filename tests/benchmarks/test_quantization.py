@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.studies.quantization.__main__ import WINDOW, main, make_job, with_losses
+from model.evaluation import evaluate_native
 from model.native.runtime import Runtime
-from model.quantization.evaluate import evaluate
 from tests.tiny import TEXT, tiny_checkpoint, tiny_tokenizer, write_model
 
 
@@ -24,7 +24,7 @@ def test_windows_are_those_of_the_evaluation(text: Path) -> None:
     job = make_job(tiny_tokenizer(), text, 5000, 1)
     checkpoint = tiny_checkpoint()
     runtime = Runtime(checkpoint.config, checkpoint.weights, "float32")
-    whole = evaluate(runtime, tiny_tokenizer(), text, max_bytes=5000)
+    whole = evaluate_native(runtime, tiny_tokenizer(), text, max_bytes=5000)
     assert job.num_bytes == whole.num_bytes
     assert sum(len(ids) - 1 for ids in job.texts) == whole.num_tokens
     assert max(map(len, job.texts)) == WINDOW + 1

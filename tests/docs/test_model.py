@@ -10,7 +10,7 @@ import pytest
 
 from model.config import ModelConfig
 from model.state import StateLayout, kv_cache_bytes_per_token
-from model.training.config import _INDIFFERENT
+from model.training.loop import _INDIFFERENT
 from model.training.report import COLUMNS
 from tests.docs.pages import flags, flowed, names, page, rows, section
 

@@ -12,9 +12,8 @@ from model.attention import MECHANISMS, spec_of
 from model.checkpoint import load_checkpoint
 from model.config import ModelConfig
 from model.tokenizer import train_tokenizer
-from model.training.config import TrainConfig
 from model.training.data import Source
-from model.training.loop import train
+from model.training.loop import TrainConfig, train
 from tests.model.training.conftest import prose
 from tests.reliability.servers import ServerProcess
 

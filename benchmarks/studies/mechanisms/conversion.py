@@ -15,9 +15,8 @@ from benchmarks.studies.mechanisms.folder import Folder, RunError
 from benchmarks.studies.mechanisms.specs import BASELINE, Spec
 from model.checkpoint import load_checkpoint
 from model.convert.convert import Conversion, convert
-from model.training.config import TrainConfig
-from model.training.evaluate import evaluate
-from model.training.loop import VALID_BYTES, train
+from model.evaluation import evaluate
+from model.training.loop import VALID_BYTES, TrainConfig, train
 
 #: Of all that a conversion reads, matching takes these steps and fine-tuning the others.
 NUM_STEPS, MATCH_STEPS = 150, 60

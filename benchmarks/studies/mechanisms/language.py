@@ -20,9 +20,8 @@ from model.architectures.config import Config
 from model.checkpoint import load_checkpoint
 from model.state import kv_cache_bytes_per_token
 from model.training import TrainingError
-from model.training.config import TrainConfig
 from model.training.data import Source
-from model.training.loop import train
+from model.training.loop import TrainConfig, train
 
 #: Steps whose mean loss is reported as the training loss.
 LAST_STEPS = 50

@@ -29,10 +29,9 @@ from benchmarks.report import RESULTS, Figures, Result, read_result
 from model.bundled_models import FOLDER
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.config import ModelConfig
-from model.evaluation import Half, Mode
+from model.evaluation import Half, Mode, evaluate_native
 from model.hub.base import whole_models
 from model.native.runtime import Runtime
-from model.quantization.evaluate import evaluate
 from model.state import StateLayout, kv_cache_bytes_per_token
 from model.training.cli import default_embedding_rate, train_command
 from model.training.report import COLUMNS
@@ -181,7 +180,7 @@ def bits_per_byte(
     for name in VALIDATION:
         for half in get_args(Half):
             for mode in modes:
-                found = evaluate(runtime, checkpoint.tokenizer, data / name, mode, half=half)
+                found = evaluate_native(runtime, checkpoint.tokenizer, data / name, mode, half=half)
                 value = round(found.bits_per_byte, 4)
                 yield {"data": name, "half": half, "mode": mode, "bits_per_byte": value}
 

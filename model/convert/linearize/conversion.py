@@ -34,7 +34,14 @@ from model.convert.linearize.chats import (
     write_chats,
     writing_runtime,
 )
-from model.convert.linearize.plan import LlamaShape, Plan, plan_from_json
+from model.convert.linearize.plan import (
+    LlamaShape,
+    Plan,
+    choose_plan,
+    given_bytes,
+    given_plan,
+    plan_from_json,
+)
 from model.convert.linearize.report import (
     Measures,
     Subject,
@@ -46,7 +53,6 @@ from model.convert.linearize.report import (
     write_report,
 )
 from model.convert.linearize.result import Adapter, save_adapter, write_adapter_folder, write_merged
-from model.convert.linearize.scan import choose_plan, given_bytes, given_plan, scan_layers, scanned
 from model.convert.linearize.sequences import (
     Sequences,
     Shares,
@@ -67,6 +73,8 @@ from model.convert.linearize.train import (
     Trainer,
     initialize,
     metered,
+    scan_layers,
+    scanned,
 )
 from model.evaluation import DataError, Half
 from model.files import ConfigError, read_json

@@ -1,15 +1,19 @@
-"""What all layers keep of the past: the plans of a conversion."""
+"""What all layers keep of the past: the plans of a conversion, named or chosen by bytes."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from model.architectures.hybrid import PAST_DTYPE
-from model.families.llama.config import LayerPlan
-from model.files import ConfigError
+from model.architectures.hybrid import PAST_DTYPE, SINKS
+from model.families.llama.config import LayerPlan, read_plans
+from model.files import ConfigError, read_json
+from model.tensor_spec import POSITION_BLOCK
 
 
 @dataclass(frozen=True)
@@ -120,3 +124,90 @@ def smollm2_plan(name: str) -> Plan:
 def window_plan(num_layers: int, window: int, sinks: int = 4) -> Plan:
     """The control: the same window in all layers and no far part."""
     return Plan((LayerPlan(window),) * num_layers, sinks)
+
+
+# -------------------------------------------------------------------------------------------------
+# The plan of a conversion: a named one, or chosen by the KL to the source with one layer's window
+# at a time (`model.convert.linearize.train.scan_layers`).
+#
+# The layers with the largest KL get rings, which are windows as long as the bytes allow, with a
+# delta far part. Of the others the half with the larger KL gets a relative far part.
+
+#: The longest and the shortest window of a chosen plan: with the first tokens, whole blocks.
+MAX_RING, MIN_WINDOW = 58 * POSITION_BLOCK - SINKS, POSITION_BLOCK - SINKS
+DELTA_FEATURES, RELATIVE_FEATURES = 128, 64
+#: Of so many layers one is a ring at least.
+LAYERS_PER_RING = 8
+#: The default of the state: that of a window of so many tokens in all layers.
+DEFAULT_WINDOW = 256 - SINKS
+_MEGABYTES = re.compile(r"(\d+(?:\.\d+)?)mb", re.IGNORECASE)
+#: What `smollm2_plan` is for: layers, width, heads of keys.
+_SMOLLM2 = (30, 576, 3)
+
+
+def given_plan(state: str | None, shape: LlamaShape) -> Plan | None:
+    """The plan that ``state`` names, a JSON file or one made for this model; None without one.
+
+    Raises `ConfigError`.
+    """
+    if state is not None and state.endswith(".json"):
+        plan = plan_from_json(read_json(Path(state)))
+        if plan.sinks != SINKS:
+            raise ConfigError(f"{state}: sinks must be {SINKS}, not {plan.sinks}")
+        return Plan(read_plans(plan.layers, shape.num_layers))
+    known = (shape.num_layers, shape.hidden_size, shape.num_kv_heads) == _SMOLLM2
+    state = (state or "6mb").lower()
+    return smollm2_plan(state) if known and state in ("6mb", "3mb") else None
+
+
+def given_bytes(state: str | None, shape: LlamaShape) -> int:
+    """The most bytes of a session's state. Raises `ConfigError`."""
+    if state is None:
+        return window_plan(shape.num_layers, DEFAULT_WINDOW).state_bytes(shape)
+    if not (found := _MEGABYTES.fullmatch(state)):
+        raise ConfigError(f"--state must be megabytes such as 6mb, or a .json file, not {state!r}")
+    return int(float(found[1]) * 1e6)
+
+
+def choose_plan(kl: list[float], shape: LlamaShape, max_bytes: int) -> Plan:
+    """The plan of at most ``max_bytes`` from the KL of each layer. Raises `ConfigError`.
+
+    Half of the bytes at most are for windows that all layers have, the rest for rings.
+    """
+    order = sorted(range(len(kl)), key=lambda layer: -kl[layer])
+    widest = 2 * shape.head_dim
+
+    def plan(window: int, rings: int = 0, ring: int = 0) -> Plan:
+        layers = [LayerPlan(window)] * len(kl)
+        others = order[rings:]
+        for layer in order[:rings]:
+            layers[layer] = LayerPlan(ring, "delta", min(DELTA_FEATURES, widest))
+        for layer in others[: len(others) // 2]:
+            layers[layer] = LayerPlan(window, "relative", min(RELATIVE_FEATURES, widest))
+        return Plan(tuple(layers))
+
+    def longest(fits: Callable[[int], bool]) -> int:
+        windows = range(MIN_WINDOW, MAX_RING + 1, POSITION_BLOCK)
+        return max((window for window in windows if fits(window)), default=0)
+
+    window = longest(lambda w: 2 * plan(w).state_bytes(shape) <= max_bytes)
+    if not window:
+        least = 2 * plan(MIN_WINDOW).state_bytes(shape)
+        raise ConfigError(f"--state must be at least {least / 1e6:.2f}mb for this model")
+    rings = -(-len(kl) // LAYERS_PER_RING)
+    ring = longest(lambda r: r > window and plan(window, rings, r).state_bytes(shape) <= max_bytes)
+    if not ring:
+        return plan(window)
+    while (
+        rings < len(kl)
+        and ring == MAX_RING
+        and plan(window, rings + 1, ring).state_bytes(shape) <= max_bytes
+    ):
+        rings += 1
+    return plan(window, rings, ring)
+
+
+def equal_window(plan: Plan, shape: LlamaShape) -> Plan:
+    """The control: windows alone, the shortest whose state is not smaller than that of ``plan``."""
+    per_token = window_plan(shape.num_layers, 1).state_bytes(shape) // (1 + SINKS)
+    return window_plan(shape.num_layers, -(-plan.state_bytes(shape) // per_token) - SINKS)

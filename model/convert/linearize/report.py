@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from model.convert.linearize.scan import equal_window
+from model.convert.linearize.plan import equal_window
 from model.convert.linearize.sequences import separator
 from model.convert.linearize.student import Student
 from model.evaluation import DataError, Half, documents

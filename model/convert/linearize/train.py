@@ -1,4 +1,4 @@
-"""The two stages of training: what a step does is a function of its number.
+"""The two stages of training, and the scan before them: a step is a function of its number.
 
 A run keeps its parameters between two steps in a folder, and shows how far it is.
 """
@@ -22,9 +22,11 @@ from rich.progress import BarColumn, Progress, TextColumn
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from model.convert.linearize.plan import window_plan
 from model.convert.linearize.sequences import Sequences
-from model.convert.linearize.source import full_attention, merged, rotated
+from model.convert.linearize.source import Llama, full_attention, merged, rotated
 from model.convert.linearize.student import Student
+from model.files import read_json
 from model.training import TrainingError
 from model.training.loop import load_progress, write_progress
 
@@ -470,3 +472,55 @@ class Trainer:
     def _autocast(self) -> torch.autocast:
         low = self.precision != torch.float32
         return torch.autocast(self.device.type, self.precision, enabled=low)
+
+
+# -------------------------------------------------------------------------------------------------
+# Before the stages: the KL to the source with one layer's window at a time, which shows the layers
+# that need their whole past (`model.convert.linearize.plan.choose_plan`).
+
+
+#: Of the layer whose window is tried, in tokens.
+SCAN_WINDOW = 60
+
+
+def scanned(file: Path) -> list[float]:
+    """The KL of the layers that an earlier call of `scan_layers` has found."""
+    found: list[float] = read_json(file)["kl"] if file.is_file() else []
+    return found
+
+
+@torch.no_grad()
+def scan_layers(
+    source: Llama,
+    ids: Tensor,
+    head: Tensor,
+    file: Path,
+    stop: Callable[[], bool],
+    progress: Callable[[int], None],
+) -> list[float] | None:
+    """The KL of each layer on texts ``ids`` [B, T], over the ids of ``head``, in nats per token.
+
+    ``file`` keeps those that are found, and gives those of an earlier call. None where it was
+    stopped.
+    """
+    student = Student(source, window_plan(source.shape.num_layers, SCAN_WINDOW), {})
+    found = scanned(file)
+    inputs = [source.embedded(ids)]
+    for index in range(source.shape.num_layers):
+        inputs.append(source.after_layer(index, inputs[-1]))
+    wanted = source.final_norm(inputs[-1]).flatten(0, 1)
+    labels = torch.full((len(wanted),), NO_LABEL, device=ids.device)
+    for layer in range(len(found), source.shape.num_layers):
+        if stop():
+            return None
+        x = student.after_layer(layer, inputs[layer])
+        for index in range(layer + 1, source.shape.num_layers):
+            x = source.after_layer(index, x)
+        _, kl = divergence(
+            source.final_norm(x).flatten(0, 1), wanted, head, labels, torch.zeros_like(labels)
+        )
+        found.append(float(kl))
+        values = {"window": SCAN_WINDOW, "tokens": ids.numel(), "kl": found}
+        file.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        progress(len(found))
+    return found

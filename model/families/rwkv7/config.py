@@ -1,4 +1,4 @@
-"""The config of an RWKV-7 model, its state and its weights' names and shapes.
+"""The configs of RWKV-7 and ARWKV models, their states and their weights' names and shapes.
 
 Symbols: D ``hidden_size``, F ``intermediate_size``, H heads, N ``head_dim``, V vocabulary.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from model.architectures.config import JsonConfig, check_epsilon, check_positive, check_token_ids
+from model.architectures.hybrid import decoder_shapes
 from model.files import ConfigError
 from model.tensor_spec import Shape, TensorSpec
 
@@ -213,3 +214,91 @@ def suggested_ranks(width: int) -> dict[str, int]:
 
 def _affine(name: str, width: int) -> dict[str, Shape]:
     return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+
+
+#: What of the time mix of ARWKV users may choose.
+ARWKV7_OPTIONS = ("decay_rank", "rate_rank", "value_rank", "gate_rank", "group_norm")
+
+
+@dataclass(frozen=True)
+class Arwkv7Config(JsonConfig):
+    """ARWKV: the time mix in the body of Qwen2.5. Everything that decides the shapes."""
+
+    model_type: ClassVar[str] = "everstream-arwkv7"
+    attention: ClassVar[str] = "arwkv7"
+    constant_state: ClassVar[bool] = True
+
+    vocab_size: int
+    hidden_size: int = 896
+    num_hidden_layers: int = 24
+    head_dim: int = 64
+    intermediate_size: int = 4864
+    #: Ranks of the maps w, a, v and g. ``value_rank`` has no weights in layer 0.
+    decay_rank: int = 64
+    rate_rank: int = 64
+    value_rank: int = 32
+    #: 0: the output has no gate.
+    gate_rank: int = 0
+    #: Whether each head's output is normed, with ``group_norm_eps``.
+    group_norm: bool = False
+    norm_eps: float = 1e-6
+    group_norm_eps: float = 64e-5
+    #: Whether the embedding is the head too.
+    tied: bool = False
+    bos_token_id: int = 0
+    eos_token_id: int = 0
+
+    def __post_init__(self) -> None:
+        check_positive(self, "vocab_size", "hidden_size", "num_hidden_layers", "head_dim")
+        check_positive(self, "intermediate_size", "decay_rank", "rate_rank", "value_rank")
+        if self.gate_rank != 0:
+            check_positive(self, "gate_rank")
+        check_epsilon(self, "norm_eps", "group_norm_eps")
+        for name in ("group_norm", "tied"):
+            if type(getattr(self, name)) is not bool:
+                raise ConfigError(f"{name} must be a boolean, not {getattr(self, name)!r}")
+        check_token_ids(self, "bos_token_id", "eos_token_id")
+        if self.hidden_size % self.head_dim:
+            raise ConfigError(f"head_dim must divide {self.hidden_size}, not {self.head_dim}")
+
+    @classmethod
+    def for_training(
+        cls, vocab_size: int, eos_token_id: int, chosen: Mapping[str, Any]
+    ) -> Arwkv7Config:
+        """See `model.architectures.config.Config`.
+
+        ``intermediate_size`` is 8/3 D in whole 64s where it is not chosen, and the ranks are
+        `suggested_ranks` where they are not among the ``attention_options``. There is a gate and a
+        norm of each head where these ask for them.
+        """
+        sizes = chosen_sizes(chosen, cls.attention, ARWKV7_OPTIONS)
+        config = cls(vocab_size, **sizes, bos_token_id=eos_token_id, eos_token_id=eos_token_id)
+        check_heads(config, chosen)
+        inner = 64 * -(-config.hidden_size * 8 // (3 * 64))
+        ranks = suggested_ranks(config.hidden_size) | {"gate_rank": 0}
+        return dataclasses.replace(config, **({"intermediate_size": inner, **ranks} | sizes))
+
+    @property
+    def num_attention_heads(self) -> int:
+        return self.hidden_size // self.head_dim
+
+    @property
+    def attention_options(self) -> dict[str, int | bool]:
+        return {name: getattr(self, name) for name in ARWKV7_OPTIONS}
+
+    def layer_states(self) -> Sequence[dict[str, TensorSpec]]:
+        """S [H, N, N] as [key, value], and the last input of the token shift [D]."""
+        heads, dim = self.num_attention_heads, self.head_dim
+        layer = {
+            "S": TensorSpec((heads, dim, dim), is_sum=True),
+            "time_shift": TensorSpec((self.hidden_size,)),
+        }
+        return [layer] * self.num_hidden_layers
+
+    def weight_shapes(self) -> dict[str, Shape]:
+        """See `model.architectures.config.Config`."""
+        mixers = [time_mix_shapes(self, layer) for layer in range(self.num_hidden_layers)]
+        return decoder_shapes(self, mixers, self.tied)
+
+    def fixed_weights(self) -> frozenset[str]:
+        return frozenset()

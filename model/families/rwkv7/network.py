@@ -1,4 +1,4 @@
-"""RWKV-7 in torch: the readable reference of the architecture."""
+"""RWKV-7 and ARWKV in torch: the readable references of the architectures."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from model.architectures.decoder import Decoder, DecoderBlock
 from model.architectures.network import Losses, ModelState, Network, State
-from model.families.rwkv7.config import Rwkv7Config, TimeMixConfig, time_mix_shapes
+from model.families.rwkv7.config import (
+    Arwkv7Config,
+    Rwkv7Config,
+    TimeMixConfig,
+    time_mix_shapes,
+)
 from model.ops.layers import product
 from model.tensor_spec import Shape
 
@@ -392,3 +398,47 @@ class Rwkv7(Network):
 
 def _state(s: Tensor, time_row: Tensor, channel_row: Tensor) -> State:
     return {"S": s, "time_shift": time_row.float(), "channel_shift": channel_row.float()}
+
+
+# -------------------------------------------------------------------------------------------------
+# ARWKV. A block is ``x + time_mix(norm(x))``, then ``x + mlp(norm(x))``, with RMS norms. Layer 0's
+# values reach the later layers of the same token (`v_first`).
+
+
+class Arwkv7(Decoder):
+    """See `model.architectures.network.Network`. Positions play no part."""
+
+    config: Arwkv7Config
+
+    def __init__(self, config: Arwkv7Config) -> None:
+        mixers = [TimeMix(config, layer) for layer in range(config.num_hidden_layers)]
+        super().__init__(config, mixers, config.norm_eps, config.tied)
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        """See `Decoder`; time mixes as in `Rwkv7`."""
+        super().init_weights(generator)
+        for layer, block in enumerate(self.blocks):
+            assert isinstance(block, DecoderBlock), block
+            block.mixer.load_state_dict(initial_time_mix(self.config, layer, generator))
+
+    def hidden_chunk(
+        self, tokens: Tensor, state: ModelState, position: Tensor, losses: Losses = None
+    ) -> tuple[Tensor, ModelState]:
+        """See `Network`."""
+        run = chunk if tokens.shape[1] > 1 else _step
+        x, v_first, after = self.embedding(tokens), None, []
+        for block, layer in zip(self.blocks, state, strict=True):
+            assert isinstance(block, DecoderBlock), block
+            h = block.mixer_norm(x).to(x.dtype)  # autocast rounds it, but not the token shift
+            before = shifted(h, layer["time_shift"])
+            y, s, v_first = block.mixer(h, before, v_first, layer["S"], run)
+            x = block.rest(x + y)
+            after.append({"S": s, "time_shift": h[:, -1].float()})
+        return self.norm(x), tuple(after)
+
+
+def _step(inputs: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
+    """`chunk` of one token."""
+    one = Inputs(*(tensor.squeeze(1) for tensor in inputs))
+    y, state = step(one, state)
+    return y.unsqueeze(1), state

@@ -14,8 +14,8 @@ from model.architectures import config_from_dict
 from model.architectures.network import model_of
 from model.checkpoint import load_checkpoint
 from model.config import ConfigError
-from model.families.arwkv7.config import Arwkv7Config
-from model.families.arwkv7.network import Arwkv7
+from model.families.rwkv7.config import Arwkv7Config
+from model.families.rwkv7.network import Arwkv7
 from model.native.runtime import Runtime
 from model.state import StateLayout
 from tests.arwkv7 import SHAPES, gguf_tensors, our_weights, published, write_gguf

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Backend
 
 from model.chat import PLAIN, TAGGED, ChatTemplate
 from model.checkpoint import chat_of
-from model.families.arwkv7.chat import TEMPLATE
+from model.families.rwkv7.chat import CHAT_ML
 from model.tokenizer import Tokenizer
 from server.chat.sandbox import render
 from tests.arwkv7 import SHAPES
@@ -24,7 +24,7 @@ SYSTEM = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
 
 def written(*messages: dict[str, Any], **variables: Any) -> str:
     given = {"messages": messages, "add_generation_prompt": True, **variables}
-    return render(TEMPLATE, given, 100_000, 0.0)
+    return render(CHAT_ML, given, 100_000, 0.0)
 
 
 def with_chatml() -> Tokenizer:
@@ -63,7 +63,7 @@ def test_tools_are_told_in_the_system_turn() -> None:
 
 def test_only_a_checkpoint_without_a_template_gets_it() -> None:
     template = chat_of(CONFIG, with_chatml(), None)
-    assert (template.source, template.calls) == (TEMPLATE, TAGGED)
+    assert (template.source, template.calls) == (CHAT_ML, TAGGED)
     assert chat_of(CONFIG, tiny_tokenizer(), None).source == PLAIN
     own = ChatTemplate("{{ messages }}")
     assert chat_of(CONFIG, with_chatml(), own) == own

@@ -8,9 +8,8 @@ import pytest
 
 from model.config import ModelConfig
 from model.tokenizer import Tokenizer, train_tokenizer
-from model.training.config import TrainConfig
 from model.training.data import Source
-from model.training.loop import train
+from model.training.loop import TrainConfig, train
 from tests.model.training.conftest import one_thread, prose
 
 __all__ = ["one_thread"]

@@ -9,8 +9,8 @@ import torch
 
 from model.checkpoint import load_checkpoint
 from model.convert.convert import Conversion, convert
+from model.evaluation import evaluate
 from model.training import TrainingError
-from model.training.evaluate import evaluate
 from model.training.loop import train
 from tests.model.convert.conftest import training
 

@@ -11,7 +11,7 @@ import torch
 from model.convert.convert import attentions, copy_shared, match_layers, target_config
 from model.lm import LanguageModel
 from model.training import TrainingError
-from model.training.config import TrainConfig
+from model.training.loop import TrainConfig
 from tests.tiny import tiny_checkpoint
 
 CONFIG = TrainConfig(data=(), out=Path(), learning_rate=1e-2, warmup_steps=2)

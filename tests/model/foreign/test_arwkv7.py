@@ -14,7 +14,7 @@ from gguf import GGUFWriter, TokenType
 
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.config import ConfigError
-from model.families.arwkv7.chat import TEMPLATE
+from model.families.rwkv7.chat import CHAT_ML
 from model.weights import CheckpointError, is_quantized
 from tests.arwkv7 import (
     SHAPES,
@@ -234,5 +234,5 @@ def test_tokenizer_and_turns_of_qwen_are_those_of_its_gguf(tmp_path: Path) -> No
     checkpoint = load_checkpoint(write_gguf(tmp_path / "model.gguf", SHAPE, tensors, fill))
     ends = {checkpoint.tokenizer.special_names[id] for id in checkpoint.tokenizer.eos_token_ids}
     assert ends == {"<|im_end|>", "<|endoftext|>"}
-    assert checkpoint.chat_template.source == TEMPLATE
+    assert checkpoint.chat_template.source == CHAT_ML
     assert checkpoint.config.eos_token_id == 301

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from model.native.levels import COMPILE_HERE, better_level, why_none_runs
+from model.native.runtime import COMPILE_HERE, better_level, why_none_runs
 
 V4 = ("v4", "v3", "v2")
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from model.config import ModelConfig
 from model.tokenizer import Tokenizer, train_tokenizer
-from model.training.config import TrainConfig
 from model.training.data import Source
+from model.training.loop import TrainConfig
 
 WORDS = [
     *("the", "old", "grey", "fox", "ran", "over", "a", "hill", "and"),

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from model.config import ModelConfig
 from model.tokenizer import Tokenizer
-from model.training.config import TrainConfig
 from model.training.data import Source
-from model.training.loop import Run
+from model.training.loop import Run, TrainConfig
 
 
 def main() -> None:

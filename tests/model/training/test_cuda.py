@@ -12,8 +12,7 @@ import torch
 from model.attention import MECHANISMS
 from model.config import ModelConfig
 from model.tokenizer import Tokenizer
-from model.training.config import TrainConfig
-from model.training.loop import train
+from model.training.loop import TrainConfig, train
 from tests.model.training.conftest import assert_same_run, elsewhere
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -13,8 +13,7 @@ from model.config import ModelConfig
 from model.lm import LanguageModel
 from model.tokenizer import Tokenizer
 from model.training import TrainingError
-from model.training.config import TrainConfig
-from model.training.loop import Run, train
+from model.training.loop import Run, TrainConfig, train
 from model.training.passes import ResidualDropout
 from tests.model.training.conftest import assert_same_run, elsewhere
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from model.config import ModelConfig
+from model.evaluation import Mode, evaluate
 from model.lm import LanguageModel
 from model.tokenizer import Tokenizer
 from model.training.data import DataError, documents
-from model.training.evaluate import Mode, evaluate
 
 MODES: tuple[Mode, ...] = ("windows", "stream", "sliding")
 

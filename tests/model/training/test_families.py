@@ -15,15 +15,13 @@ from model.architectures.config import Config
 from model.architectures.hybrid import HybridConfig
 from model.checkpoint import load_checkpoint
 from model.config import ModelConfig
-from model.families.arwkv7.config import Arwkv7Config
 from model.families.mamba.config import Mamba2Config, MambaConfig
 from model.families.mamba2_hybrid.config import Mamba2HybridConfig
 from model.families.qwen35.config import Qwen35Config
-from model.families.rwkv7.config import Rwkv7Config
+from model.families.rwkv7.config import Arwkv7Config, Rwkv7Config
 from model.tokenizer import Tokenizer
-from model.training.config import TrainConfig
 from model.training.data import Source
-from model.training.loop import train
+from model.training.loop import TrainConfig, train
 from tests.model.commands import everstream, refused
 from tests.model.training.conftest import assert_same_run, elsewhere, tensors
 from tests.rwkv7 import Shape, published, write_pth

@@ -12,12 +12,11 @@ import torch
 
 from model.checkpoint import load_checkpoint
 from model.config import ModelConfig
+from model.evaluation import evaluate
 from model.tokenizer import Tokenizer
 from model.training import TrainingError
-from model.training.config import TrainConfig
 from model.training.data import Source
-from model.training.evaluate import evaluate
-from model.training.loop import Run, train
+from model.training.loop import Run, TrainConfig, train
 from tests.forking import Forked
 from tests.model.training.conftest import assert_same_run, elsewhere
 

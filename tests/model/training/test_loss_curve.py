@@ -13,9 +13,8 @@ import torch
 from model.config import ModelConfig
 from model.ops.fused import without_kernels
 from model.tokenizer import Tokenizer
-from model.training.config import TrainConfig
 from model.training.data import Source
-from model.training.loop import train
+from model.training.loop import TrainConfig, train
 
 STEPS = 40
 #: Of any step's loss in nats, which falls from 5.6 to about 4.

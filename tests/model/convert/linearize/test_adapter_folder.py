@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from model.architectures.hybrid import SINKS
 from model.checkpoint import load_checkpoint
-from model.convert.linearize.commands import app
+from model.convert.linearize.__main__ import app
 from model.convert.linearize.plan import Plan
 from model.convert.linearize.result import Adapter, save_adapter
 from model.convert.linearize.source import Llama, read_source

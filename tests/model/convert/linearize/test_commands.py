@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from typer.testing import CliRunner
 
-from model.convert.linearize.commands import app
+from model.convert.linearize.__main__ import app
 from model.convert.linearize.result import Adapter, save_adapter
 from model.convert.linearize.student import Student
 from model.hub.base import file_digest

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from model.convert.linearize.plan import equal_window
 from model.convert.linearize.report import (
     ABLATED,
     COLORS,
@@ -22,7 +23,6 @@ from model.convert.linearize.report import (
     token_bytes,
     write_report,
 )
-from model.convert.linearize.scan import equal_window
 from model.convert.linearize.student import Student
 from tests.model.convert.linearize.tiny import BLOCK_PLAN, SHAPE, tiny_llama, tiny_tokenizer
 

@@ -8,16 +8,17 @@ import pytest
 import torch
 
 from model.architectures.hybrid import SINKS
-from model.convert.linearize.plan import LlamaShape, smollm2_plan, window_plan
-from model.convert.linearize.scan import (
-    SCAN_WINDOW,
+from model.convert.linearize.plan import (
+    LlamaShape,
     choose_plan,
     equal_window,
     given_bytes,
     given_plan,
-    scan_layers,
+    smollm2_plan,
+    window_plan,
 )
 from model.convert.linearize.student import Student
+from model.convert.linearize.train import SCAN_WINDOW, scan_layers
 from model.families.llama.config import read_plans
 from model.files import ConfigError
 from tests.model.convert.linearize.tiny import BLOCK_PLAN, SHAPE, tiny_ids, tiny_llama

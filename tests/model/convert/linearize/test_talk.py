@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
+from model.convert.linearize.__main__ import talk
 from model.convert.linearize.chats import CHAT_ML, FOLLOW_UPS, PLAIN, QUESTIONS, TOPICS, encode
-from model.convert.linearize.commands import talk
 from model.convert.linearize.plan import window_plan
 from model.convert.linearize.student import Student
 from tests.model.convert.linearize.tiny import SHAPE, tiny_llama, tiny_tokenizer

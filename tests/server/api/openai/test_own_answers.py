@@ -12,9 +12,9 @@ import orjson
 import pytest
 
 from model.chat import FENCED, JSON_LIST, LISTED, PARAMETERS, TAGGED, CallForm, ChatTemplate
-from model.families.arwkv7.chat import TEMPLATE as ARWKV7
 from model.families.lfm2.chat import TEMPLATE as LFM2
 from model.families.qwen35.chat import TEMPLATE as OUR_QWEN35
+from model.families.rwkv7.chat import CHAT_ML as ARWKV7
 from server.api.chat.calls import with_texts
 from server.api.chat.messages import ChatMessage
 from server.api.chat.prompt import prompt_of

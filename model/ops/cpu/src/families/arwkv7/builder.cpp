@@ -1,4 +1,4 @@
-// ARWKV models; the names of weights are those of model/families/arwkv7.
+// ARWKV models; the names of weights are those of model/families/rwkv7.
 #include "families/arwkv7/model.h"
 #include "families/rwkv7/time_mix_builder.h"
 

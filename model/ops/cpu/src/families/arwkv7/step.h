@@ -1,5 +1,5 @@
 // A whole step of a batch through an ARWKV model, by all threads of a team together. The equations
-// are those of model/families/arwkv7/network.py.
+// are those of model/families/rwkv7/network.py.
 #pragma once
 
 #include "families/arwkv7/model.h"

@@ -7,17 +7,15 @@ from typing import Any
 
 import pytest
 
-from model.evaluation import DataError, Evaluation, Mode
+from model.evaluation import DataError, Evaluation, Mode, evaluate, evaluate_native
 from model.native.runtime import Runtime
-from model.quantization.evaluate import evaluate
-from model.training.evaluate import evaluate as evaluate_on_torch
 from tests.tiny import TEXT, tiny_checkpoint, tiny_tokenizer
 
 
 def native(path: Path, attention: str = "gated", **options: Any) -> Evaluation:
     checkpoint = tiny_checkpoint(attention)
     runtime = Runtime(checkpoint.config, checkpoint.weights, "float32")
-    return evaluate(runtime, checkpoint.tokenizer, path, **options)
+    return evaluate_native(runtime, checkpoint.tokenizer, path, **options)
 
 
 @pytest.fixture
@@ -33,7 +31,7 @@ def text(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("mode", ["windows", "stream", "sliding"])
 def test_float32_agrees_with_torch(attention: str, window: int, mode: Mode, text: Path) -> None:
     checkpoint = tiny_checkpoint(attention)
-    theirs = evaluate_on_torch(checkpoint.model, checkpoint.tokenizer, text, mode, window)
+    theirs = evaluate(checkpoint.model, checkpoint.tokenizer, text, mode, window)
     ours = native(text, attention, mode=mode, window=window)
     assert (ours.num_tokens, ours.num_bytes) == (theirs.num_tokens, theirs.num_bytes)
     assert ours.bits_per_byte == pytest.approx(theirs.bits_per_byte, abs=1e-4)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 
-from model.families.arwkv7.config import Arwkv7Config
+from model.families.rwkv7.config import Arwkv7Config
 from model.families.rwkv7.read import (
     BOS,
     EOS,
