@@ -8,7 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from model.architectures.config import JsonConfig, check_epsilon, check_positive, check_token_ids
+from model.architectures.config import (
+    JsonConfig,
+    check_booleans,
+    check_epsilon,
+    check_positive,
+    check_token_ids,
+)
 from model.architectures.hybrid import decoder_shapes
 from model.files import ConfigError
 from model.tensor_spec import Shape, TensorSpec
@@ -55,9 +61,7 @@ class MambaConfig(JsonConfig):
         check_epsilon(self, "norm_eps", "mixer_norm_eps")
         if self.conv_size < 2:
             raise ConfigError(f"conv_size must be at least 2, not {self.conv_size}")
-        for name in ("tied", "mixer_norm"):
-            if type(getattr(self, name)) is not bool:
-                raise ConfigError(f"{name} must be a boolean, not {getattr(self, name)!r}")
+        check_booleans(self, "tied", "mixer_norm")
         check_token_ids(self, "bos_token_id", "eos_token_id")
 
     @classmethod
@@ -179,9 +183,7 @@ class Mamba2Config(JsonConfig):
         check_epsilon(self, "norm_eps")
         if self.conv_size < 2:
             raise ConfigError(f"conv_size must be at least 2, not {self.conv_size}")
-        for name in ("tied", "mixer_norm"):
-            if type(getattr(self, name)) is not bool:
-                raise ConfigError(f"{name} must be a boolean, not {getattr(self, name)!r}")
+        check_booleans(self, "tied", "mixer_norm")
         check_token_ids(self, "bos_token_id", "eos_token_id")
         if self.num_attention_heads % self.num_groups:
             raise ConfigError(
