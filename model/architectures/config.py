@@ -165,6 +165,23 @@ class JsonConfig:
         return cls.from_dict(read_json(path))
 
 
+def take_chosen(
+    chosen: Mapping[str, Any], attention: str, options: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """``chosen`` of `Config.for_training` in two parts: the sizes, and the ``attention_options``.
+
+    Raises `ConfigError` for another ``attention``, and for options that are not ``options``.
+    """
+    sizes = dict(chosen)
+    name, found = sizes.pop("attention", None), sizes.pop("attention_options", {})
+    if name not in (None, attention):
+        raise ConfigError(f"attention must be {attention!r}, not {name!r}")
+    if not isinstance(found, dict) or found.keys() - set(options):
+        names = ", ".join(options)
+        raise ConfigError(f"attention_options must be an object of {names}, not {found!r}")
+    return sizes, found
+
+
 def shared_fields(config: JsonConfig, other: type[JsonConfig]) -> dict[str, Any]:
     """The fields of ``config`` that another family, such as that of its mixers, has too."""
     names = {field.name for field in dataclasses.fields(config)}

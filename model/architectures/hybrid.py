@@ -14,6 +14,7 @@ from model.architectures.config import (
     check_epsilon,
     check_positive,
     check_token_ids,
+    take_chosen,
 )
 from model.files import ConfigError
 from model.tensor_spec import POSITION_BLOCK, DType, Shape, TensorSpec
@@ -234,13 +235,7 @@ class BoundedConfig(JsonConfig, ABC):
     @classmethod
     def for_training(cls, vocab_size: int, eos_token_id: int, chosen: Mapping[str, Any]) -> Self:
         """See `Config`; the ``attention_options`` are `options`."""
-        sizes = dict(chosen)
-        attention, options = sizes.pop("attention", None), sizes.pop("attention_options", {})
-        if attention not in (None, cls.attention):
-            raise ConfigError(f"attention must be {cls.attention!r}, not {attention!r}")
-        if not isinstance(options, dict) or options.keys() - set(cls.options):
-            names = ", ".join(cls.options)
-            raise ConfigError(f"attention_options must be an object of {names}, not {options!r}")
+        sizes, options = take_chosen(chosen, cls.attention, cls.options)
         ends = {"bos_token_id": eos_token_id, "eos_token_id": eos_token_id}
         values = {"model_type": cls.model_type, "vocab_size": vocab_size, **sizes, **ends}
         return cls.from_dict({**values, **options})

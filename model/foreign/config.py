@@ -208,6 +208,7 @@ def read_decoder(
         "vocab_size": vocab_size,
         "hidden_size": width,
         "num_hidden_layers": source.num_layers("num_hidden_layers", num_layers),
+        "intermediate_size": size("intermediate_size"),
         "num_attention_heads": heads,
         "num_key_value_heads": size("num_key_value_heads", heads),
         "head_dim": size("head_dim", width // heads),

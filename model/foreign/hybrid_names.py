@@ -115,7 +115,7 @@ FOLDER_ATTENTION = {
 }
 
 
-def folder_mlp(module: str) -> dict[str, Part]:
+def _folder_mlp(module: str) -> dict[str, Part]:
     """The parts of a SwiGLU in folders, in a layer's ``module`` for it."""
     return weights_of({f"mlp.{name}": f"{module}.{name}_proj" for name in ("gate", "up", "down")})
 
@@ -130,10 +130,16 @@ def folder_names(prefix: str = "model.", norm_form: str = "same") -> HybridNames
             "head.weight": weight("lm_head"),
         },
         block=f"{prefix}layers.{{}}",
-        both={**weights_of(norms, norm_form), **folder_mlp("mlp")},
+        both={**weights_of(norms, norm_form), **_folder_mlp("mlp")},
         attention=inside("self_attn", FOLDER_ATTENTION),
     )
 
+
+#: Of folders whose MLP is a ``feed_forward``, as Jamba and Falcon-H1 have it.
+FEED_FORWARD_FOLDER = folder_names().but(
+    ends={"norm.weight": weight("model.final_layernorm")},
+    both={"mlp_norm.weight": weight("pre_ff_layernorm"), **_folder_mlp("feed_forward")},
+)
 
 #: Of GGUF, as llama.cpp's converter names the parts of a Llama.
 GGUF = HybridNames(

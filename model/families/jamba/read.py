@@ -8,7 +8,7 @@ from model.families.mamba.read import GGUF as MAMBA_GGUF
 from model.files import ConfigError
 from model.foreign.config import ForeignConfig, read_decoder
 from model.foreign.gguf import GgufSource
-from model.foreign.hybrid_names import folder_mlp, folder_names, inside, weight, weights_of
+from model.foreign.hybrid_names import FEED_FORWARD_FOLDER, inside, weights_of
 from model.foreign.layer_kinds import PATTERNS, mamba_kinds
 from model.foreign.weights import Part, Renamed, Weights
 from model.weights.gguf_file import GgufFile
@@ -19,15 +19,14 @@ HARMLESS = (
     *("num_logits_to_keep", "calc_logits_for_entire_prompt"),
     *("num_experts_per_tok", "expert_layer_period", "expert_layer_offset"),
 )
-_NORMS = ("dt_norm", "b_norm", "c_norm")
-FOLDER = folder_names().but(
-    ends={"norm.weight": weight("model.final_layernorm")},
-    both={"mlp_norm.weight": weight("pre_ff_layernorm"), **folder_mlp("feed_forward")},
-    other=inside(
-        "mamba", FOLDER_MIXER | weights_of({n: n.replace("norm", "layernorm") for n in _NORMS})
-    ),
+#: Those inside a mixer.
+_FOLDER_NORMS = weights_of({f"{part}_norm": f"{part}_layernorm" for part in ("dt", "b", "c")})
+FOLDER = FEED_FORWARD_FOLDER.but(
+    other=inside("mamba", FOLDER_MIXER | _FOLDER_NORMS),
 )
-GGUF = MAMBA_GGUF.but(other=weights_of({name: f"ssm_{name}" for name in _NORMS}))
+GGUF = MAMBA_GGUF.but(
+    other=weights_of({f"{part}_norm": f"ssm_{part}_norm" for part in ("dt", "b", "c")})
+)
 
 
 def read_jamba(source: ForeignConfig, weights: Weights) -> tuple[JambaConfig, Renamed]:
@@ -52,11 +51,10 @@ def _config(source: ForeignConfig) -> JambaConfig:
         raise ConfigError(f"{source.family}: num_attention_heads must be at most {width}")
     usual = {"vocab_size": 65536, "hidden_size": width, "num_hidden_layers": 32}
     usual |= {"num_attention_heads": heads, "num_key_value_heads": 8}
-    usual |= {"max_position_embeddings": 262144}
+    usual |= {"intermediate_size": 14336, "max_position_embeddings": 262144}
     sizes = read_decoder(source, ("rms_norm_eps", 1e-6), usual)
     return JambaConfig(
         **sizes,
-        intermediate_size=source.integer("intermediate_size", 14336),
         attention_layers=_attention_layers(source, sizes["num_hidden_layers"]),
         inner_size=source.integer("mamba_expand", 2) * width,
         state_size=source.integer("mamba_d_state", 16),

@@ -68,10 +68,10 @@ def _config(source: ForeignConfig) -> Lfm2Config:
     source.rename({"tie_embedding": "tie_word_embeddings"})
     source.only(conv_bias=False, block_use_swiglu=True, use_pos_enc=True)
     usual = {"num_key_value_heads": 8, "max_position_embeddings": 128_000}
+    usual["intermediate_size"] = _inner(source)
     sizes = read_decoder(source, ("norm_eps", 1e-5), usual, tied=True)
     return Lfm2Config(
         **sizes,
-        intermediate_size=_inner(source),
         attention_layers=_attention_layers(source, sizes["num_hidden_layers"]),
         rope_theta=read_rotary(source, 1e6).theta,
         conv_size=source.integer("conv_L_cache", 3),

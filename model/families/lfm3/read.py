@@ -57,7 +57,6 @@ def _config(source: ForeignConfig) -> Lfm3Config:
     (theta, rotary_dim), (window_theta, window_dim) = rotary[FULL], rotary[WINDOW]
     return Lfm3Config(
         **sizes,
-        intermediate_size=source.integer("intermediate_size"),
         attention_layers=layers_of(kinds, FULL),
         rope_theta=theta,
         rotary_dim=rotary_dim,

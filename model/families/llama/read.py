@@ -81,7 +81,6 @@ def _read(
     bias, num_layers = source.boolean("attention_bias", False), sizes["num_hidden_layers"]
     config = LlamaConfig(
         **sizes,
-        intermediate_size=source.integer("intermediate_size"),
         rope_theta=rotary.theta,
         rope_factors=rotary.factors(sizes["head_dim"]),
         unrotated_layers=_unrotated_layers(source, num_layers) if has_unrotated else (),

@@ -14,6 +14,7 @@ from model.architectures.config import (
     check_epsilon,
     check_positive,
     check_token_ids,
+    take_chosen,
 )
 from model.architectures.hybrid import decoder_shapes
 from model.files import ConfigError
@@ -73,13 +74,8 @@ class MambaConfig(JsonConfig):
         d is `EXPAND` D and R is D / 16, rounded up, where the ``attention_options``, which are
         `OPTIONS`, do not have them.
         """
-        sizes = {name: value for name, value in chosen.items() if name != "head_dim"}
-        attention, options = sizes.pop("attention", None), sizes.pop("attention_options", {})
-        if attention not in (None, cls.attention):
-            raise ConfigError(f"attention must be {cls.attention!r}, not {attention!r}")
-        if not isinstance(options, dict) or options.keys() - set(OPTIONS):
-            names = ", ".join(OPTIONS)
-            raise ConfigError(f"attention_options must be an object of {names}, not {options!r}")
+        sizes, options = take_chosen(chosen, cls.attention, OPTIONS)
+        sizes.pop("head_dim", None)
         for name in ("intermediate_size", "num_attention_heads"):
             if name in sizes:
                 raise ConfigError(f"{name} is not supported: a Mamba has no MLP and no heads")
@@ -199,13 +195,7 @@ class Mamba2Config(JsonConfig):
         The number of heads is `EXPAND` D / P where it is not chosen; the ``attention_options`` are
         `OPTIONS`.
         """
-        sizes = dict(chosen)
-        attention, options = sizes.pop("attention", None), sizes.pop("attention_options", {})
-        if attention not in (None, cls.attention):
-            raise ConfigError(f"attention must be {cls.attention!r}, not {attention!r}")
-        if not isinstance(options, dict) or options.keys() - set(MAMBA2_OPTIONS):
-            names = ", ".join(MAMBA2_OPTIONS)
-            raise ConfigError(f"attention_options must be an object of {names}, not {options!r}")
+        sizes, options = take_chosen(chosen, cls.attention, MAMBA2_OPTIONS)
         if "intermediate_size" in sizes:
             raise ConfigError("intermediate_size is not supported: a Mamba-2 has no MLP")
         config = cls(vocab_size, **sizes, bos_token_id=eos_token_id, eos_token_id=eos_token_id)

@@ -20,8 +20,16 @@ from model.families.mamba2_hybrid.config import Mamba2HybridConfig
 from model.files import ConfigError
 from model.foreign.config import ForeignConfig, read_decoder, read_rotary
 from model.foreign.gguf import GgufSource, PairedRows
-from model.foreign.hybrid_names import FOLDER_ATTENTION as ATTENTION
-from model.foreign.hybrid_names import HybridNames, Parts, folder_names, inside, weight, weights_of
+from model.foreign.hybrid_names import (
+    FEED_FORWARD_FOLDER,
+    FOLDER_ATTENTION,
+    HybridNames,
+    Parts,
+    folder_names,
+    inside,
+    weight,
+    weights_of,
+)
 from model.foreign.layer_kinds import layers_of, mamba_kinds
 from model.foreign.weights import Factor, Part, Renamed, Weights
 from model.weights.gguf_file import GgufFile
@@ -51,7 +59,7 @@ def nemotron_names(prefix: str) -> HybridNames:
     return folder_names(f"{prefix}.").but(
         ends=weights_of({"embedding": f"{prefix}.embeddings", "norm": f"{prefix}.norm_f"}),
         both={"mixer_norm.weight": weight("norm")},
-        attention=inside("mixer", ATTENTION),
+        attention=inside("mixer", FOLDER_ATTENTION),
         other=inside("mixer", FOLDER_MIXER | mlp),
     )
 
@@ -69,14 +77,9 @@ def falcon_names(source: ForeignConfig, config: Mamba2HybridConfig) -> HybridNam
     def times(parts: Parts) -> dict[str, Part]:
         return {ours: replace(p, factor=factors.get(ours, 1.0)) for ours, p in parts.items()}
 
-    norms = {"mixer_norm": "input_layernorm", "mlp_norm": "pre_ff_layernorm"}
-    mlp = {f"mlp.{name}": f"feed_forward.{name}_proj" for name in ("gate", "up", "down")}
-    mixers = inside("self_attn", ATTENTION), inside("mamba", FOLDER_MIXER)
-    return folder_names().but(
-        ends=times(weights_of({"norm": "model.final_layernorm"})),
-        both=times(weights_of({**norms, **mlp})),
-        other=times(_parallel(*mixers)),
-    )
+    names, mamba = FEED_FORWARD_FOLDER, inside("mamba", FOLDER_MIXER)
+    mixers = times(_parallel(names.attention, mamba))
+    return replace(names, ends=times(names.ends), both=times(names.both), other=mixers)
 
 
 def _multipliers(source: ForeignConfig, config: Mamba2HybridConfig) -> dict[str, Factor]:
@@ -163,8 +166,7 @@ def read_granite(source: ForeignConfig, weights: Weights) -> Read:
     """A folder of ``granite``, whose layers are all attention."""
     source.only(mlp_bias=False)
     kinds = ["attention"] * source.num_layers("num_hidden_layers")
-    inner = source.integer("intermediate_size")
-    config = Mamba2HybridConfig(**_granite(source, kinds), intermediate_size=inner)
+    config = Mamba2HybridConfig(**_granite(source, kinds))
     names = granite_names(source.scale("logits_scaling"), {})
     return config, names.read(weights.take_all(), config, MTP)
 
@@ -173,12 +175,12 @@ def read_granite_hybrid(source: ForeignConfig, weights: Weights) -> Read:
     """A folder of ``granitemoehybrid`` without experts."""
     source.refuse_experts("num_local_experts", source.anything("num_local_experts"))
     source.ignore("intermediate_size", "num_experts_per_tok")  # of experts
+    inner = source.integer("shared_intermediate_size", 1024)
     source.only(normalization_function="rmsnorm", mamba_d_ssm=None)
     has_positions = source.choice("position_embedding_type", None, "nope", "rope") == "rope"
-    sizes = _granite(source, mamba_kinds(source, "mamba", "attention"), has_positions)
-    inner = source.integer("shared_intermediate_size", 1024)
-    sizes |= _mamba(source, sizes["hidden_size"])
-    config = Mamba2HybridConfig(**sizes, intermediate_size=inner)
+    kinds = mamba_kinds(source, "mamba", "attention")
+    sizes = _granite(source, kinds, has_positions, intermediate_size=inner)
+    config = Mamba2HybridConfig(**sizes, **_mamba(source, sizes["hidden_size"]))
     names = granite_names(source.scale("logits_scaling"), STACKED_MLP)
     return config, names.read(weights.take_all(), config, MTP)
 
@@ -193,9 +195,9 @@ def read_nemotron(source: ForeignConfig, weights: Weights) -> Read:
     kinds = mamba_kinds(source, "mamba", "attention", "mlp")
     if "mlp" not in kinds:
         raise ConfigError(f"{source.family}: layers_block_type must have a layer that is an mlp")
+    usual = {"max_position_embeddings": 4096}
     config = Mamba2HybridConfig(
-        **_decoder(source, kinds, ("layer_norm_epsilon", 1e-5), 4096, False, "relu2"),
-        intermediate_size=source.integer("intermediate_size"),
+        **_decoder(source, kinds, ("layer_norm_epsilon", 1e-5), usual, False, "relu2"),
         num_mamba_heads=source.integer("mamba_num_heads", 128),
         mamba_head_dim=source.integer("mamba_head_dim", 64),
         state_size=source.integer("ssm_state_size", 128),
@@ -214,19 +216,22 @@ def read_falcon_h1(source: ForeignConfig, weights: Weights) -> Read:
     if source.boolean("mamba_norm_before_gate", True) and has_norm:
         raise ConfigError(f"{source.family}: mamba_norm_before_gate is not supported")
     kinds = ["attention"] * source.num_layers("num_hidden_layers")
-    sizes = _decoder(source, kinds, ("rms_norm_eps", 1e-5), 8192)
+    usual = {"max_position_embeddings": 8192}
+    sizes = _decoder(source, kinds, ("rms_norm_eps", 1e-5), usual)
     sizes |= {"mamba_layers": sizes["attention_layers"], **_mamba(source, sizes["hidden_size"])}
     config = Mamba2HybridConfig(
         **sizes,
-        intermediate_size=source.integer("intermediate_size"),
         mixer_norm=has_norm,
         embedding_scale=source.scale("embedding_multiplier"),
     )
     return config, falcon_names(source, config).read(weights.take_all(), config, MTP)
 
 
-def _granite(source: ForeignConfig, kinds: list[str], has_positions: bool = True) -> dict[str, Any]:
-    return _decoder(source, kinds, ("rms_norm_eps", 1e-6), 2048, has_positions) | {
+def _granite(
+    source: ForeignConfig, kinds: list[str], has_positions: bool = True, **usual: int
+) -> dict[str, Any]:
+    usual["max_position_embeddings"] = 2048
+    return _decoder(source, kinds, ("rms_norm_eps", 1e-6), usual, has_positions) | {
         "embedding_scale": source.scale("embedding_multiplier"),
         "residual_scale": source.scale("residual_multiplier"),
         "attention_scale": source.scale("attention_multiplier"),
@@ -237,7 +242,7 @@ def _decoder(
     source: ForeignConfig,
     kinds: list[str],
     eps: tuple[str, float],
-    max_context: int,
+    usual: Mapping[str, int],
     has_positions: bool = True,
     activation: str = "silu",
 ) -> dict[str, Any]:
@@ -245,8 +250,7 @@ def _decoder(
     source.ignore(*HARMLESS)
     source.only(hidden_act=activation, attention_bias=False)
     refuse_limit(source, "time_step_limit")
-    usual = {"num_hidden_layers": len(kinds), "max_position_embeddings": max_context}
-    sizes = read_decoder(source, eps, usual)
+    sizes = read_decoder(source, eps, {**usual, "num_hidden_layers": len(kinds)})
     layers = {f"{kind}_layers": layers_of(kinds, kind) for kind in ("attention", "mamba")}
     rotary = {"rope_theta": read_rotary(source, 1e4).theta}
     return sizes | layers | rotary | {"rotary_dim": sizes["head_dim"] if has_positions else 0}

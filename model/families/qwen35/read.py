@@ -202,7 +202,6 @@ def _config(source: ForeignConfig) -> Qwen35Config:
     layers = sizes["num_hidden_layers"], KINDS, source.integer(interval, 4)
     config = Qwen35Config(
         **sizes,
-        intermediate_size=source.integer("intermediate_size"),
         attention_layers=attention_layers(source, *layers),
         rotary_dim=int(sizes["head_dim"] * rotary.part),
         rope_theta=rotary.theta,
