@@ -56,16 +56,14 @@ from model.families.llama import read as llama_read
 from model.families.llama.config import LlamaConfig
 from model.families.mamba2_hybrid.config import Mamba2HybridConfig
 from model.families.mamba2_hybrid.read import (
-    SEPARATE_MLP,
     STACKED_MLP,
-    Multipliers,
     falcon_names,
     granite_names,
     nemotron_names,
 )
 from model.families.qwen35.config import Qwen35Config
 from model.families.qwen35.read import folder_names
-from model.foreign.config import Rotary
+from model.foreign.config import ForeignConfig, Rotary
 from model.foreign.hybrid_names import HybridNames
 from model.foreign.weights import Renamed
 
@@ -93,11 +91,11 @@ class Hybrid:
         if self.family == "granitemoehybrid":
             return granite_names(self.theirs["logits_scaling"], STACKED_MLP)
         if self.family == "granite":
-            return granite_names(self.theirs["logits_scaling"], SEPARATE_MLP)
+            return granite_names(self.theirs["logits_scaling"], {})
         if self.family == "nemotron_h":
             return nemotron_names("model")
         if isinstance(self.config, Mamba2HybridConfig):
-            return falcon_names(self.config, FALCON)
+            return falcon_names(ForeignConfig({"model_type": "", **FALCON}), self.config)
         return (lfm2_read if self.family == "lfm2" else llama_read).FOLDER
 
     def build(self) -> PreTrainedModel:
@@ -368,17 +366,17 @@ def nemotron(**changes: Any) -> Hybrid:
     return Hybrid(config, theirs, "nemotron_h")
 
 
-#: Of the Falcon-H1 here.
-FALCON = Multipliers(
-    head=0.6,
-    attention_in=1.3,
-    attention_out=0.8,
-    key=0.4,
-    ssm_in=1.25,
-    ssm_out=0.7,
-    ssm=(0.9, 1.2, 0.5, 1.1, 0.8),
-    mlp=(0.7, 0.6),
-)
+#: The multipliers of the Falcon-H1 here.
+FALCON: dict[str, Any] = {
+    "lm_head_multiplier": 0.6,
+    "attention_in_multiplier": 1.3,
+    "attention_out_multiplier": 0.8,
+    "key_multiplier": 0.4,
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.7,
+    "ssm_multipliers": [0.9, 1.2, 0.5, 1.1, 0.8],
+    "mlp_multipliers": [0.7, 0.6],
+}
 
 
 def falcon(**changes: Any) -> Hybrid:
@@ -419,14 +417,7 @@ def falcon(**changes: Any) -> Hybrid:
         "mamba_rms_norm": config.mixer_norm,
         "mamba_norm_before_gate": False,
         "embedding_multiplier": config.embedding_scale,
-        "lm_head_multiplier": FALCON.head,
-        "attention_in_multiplier": FALCON.attention_in,
-        "attention_out_multiplier": FALCON.attention_out,
-        "key_multiplier": FALCON.key,
-        "ssm_in_multiplier": FALCON.ssm_in,
-        "ssm_out_multiplier": FALCON.ssm_out,
-        "ssm_multipliers": list(FALCON.ssm),
-        "mlp_multipliers": list(FALCON.mlp),
+        **FALCON,
     }
     return Hybrid(config, theirs, "falcon_h1")
 

@@ -61,14 +61,14 @@ def mamba2_hybrid_tensors(name: str) -> Tensors:
 def _multiplied(config: Mamba2HybridConfig, key: str, data: Array) -> Array:
     """With Falcon-H1's multipliers."""
     by: dict[str, float] = {
-        "down_proj": FALCON.mlp[1],
-        "gate_proj": FALCON.mlp[0],
-        "k_proj": FALCON.key * FALCON.attention_in,
-        "q_proj": FALCON.attention_in,
-        "v_proj": FALCON.attention_in,
-        "o_proj": FALCON.attention_out,
-        "out_proj": FALCON.ssm_out,
-        "lm_head": FALCON.head,
+        "down_proj": FALCON["mlp_multipliers"][1],
+        "gate_proj": FALCON["mlp_multipliers"][0],
+        "k_proj": FALCON["key_multiplier"] * FALCON["attention_in_multiplier"],
+        "q_proj": FALCON["attention_in_multiplier"],
+        "v_proj": FALCON["attention_in_multiplier"],
+        "o_proj": FALCON["attention_out_multiplier"],
+        "out_proj": FALCON["ssm_out_multiplier"],
+        "lm_head": FALCON["lm_head_multiplier"],
         "embed_tokens": config.embedding_scale,
     }
     part = key.split(".")[-2]
@@ -76,7 +76,10 @@ def _multiplied(config: Mamba2HybridConfig, key: str, data: Array) -> Array:
         return data * np.float32(by.get(part, 1.0))
     inner, writes = config.mamba.inner_size, config.num_groups * config.state_size
     sizes = (inner, inner, writes, writes, config.num_mamba_heads)
-    factors = np.repeat(np.float32(FALCON.ssm_in) * np.array(FALCON.ssm, np.float32), sizes)
+    factors = np.repeat(
+        np.float32(FALCON["ssm_in_multiplier"]) * np.array(FALCON["ssm_multipliers"], np.float32),
+        sizes,
+    )
     rows: Array = data * factors[:, None]
     return rows
 

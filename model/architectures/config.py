@@ -165,6 +165,30 @@ class JsonConfig:
         return cls.from_dict(read_json(path))
 
 
+def take_chosen(
+    chosen: Mapping[str, Any], attention: str, options: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """``chosen`` of `Config.for_training` in two parts: the sizes, and the ``attention_options``.
+
+    Raises `ConfigError` for another ``attention``, and for options that are not ``options``.
+    """
+    sizes = dict(chosen)
+    name, found = sizes.pop("attention", None), sizes.pop("attention_options", {})
+    if name not in (None, attention):
+        raise ConfigError(f"attention must be {attention!r}, not {name!r}")
+    if not isinstance(found, dict) or found.keys() - set(options):
+        names = ", ".join(options)
+        raise ConfigError(f"attention_options must be an object of {names}, not {found!r}")
+    return sizes, found
+
+
+def shared_fields(config: JsonConfig, other: type[JsonConfig]) -> dict[str, Any]:
+    """The fields of ``config`` that another family, such as that of its mixers, has too."""
+    names = {field.name for field in dataclasses.fields(config)}
+    shared = (field.name for field in dataclasses.fields(other) if field.name in names)
+    return {name: getattr(config, name) for name in shared}
+
+
 def with_state_dtype(config: Config, dtype: StateDType) -> Config:
     """``config`` with the sums of a session's state stored in ``dtype``.
 
@@ -194,6 +218,13 @@ def check_positive(config: object, *names: str) -> None:
             raise ConfigError(f"{name} must be a positive integer, not {value!r}")
         if value > MAX_SIZE:
             raise ConfigError(f"{name} must be at most {MAX_SIZE}, not {value}")
+
+
+def check_booleans(config: object, *names: str) -> None:
+    """Raises `ConfigError` where a field is not a boolean."""
+    for name in names:
+        if type(value := getattr(config, name)) is not bool:
+            raise ConfigError(f"{name} must be a boolean, not {value!r}")
 
 
 def check_token_ids(config: Config, *names: str) -> None:

@@ -10,9 +10,11 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 from model.architectures.config import (
     Config,
     JsonConfig,
+    check_booleans,
     check_epsilon,
     check_positive,
     check_token_ids,
+    take_chosen,
 )
 from model.files import ConfigError
 from model.tensor_spec import POSITION_BLOCK, DType, Shape, TensorSpec
@@ -202,8 +204,7 @@ class BoundedConfig(JsonConfig, ABC):
         check_positive(self, "max_context")
         check_epsilon(self, "norm_eps")
         check_token_ids(self, "bos_token_id", "eos_token_id")
-        if type(self.tied) is not bool:
-            raise ConfigError(f"tied must be a boolean, not {self.tied!r}")
+        check_booleans(self, "tied")
         self._check_theta("rope_theta")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ConfigError(
@@ -225,16 +226,16 @@ class BoundedConfig(JsonConfig, ABC):
         if type(theta) is not float or not 1.0 < theta < 1e30:
             raise ConfigError(f"{name} must be a float above 1, not {theta!r}")
 
+    def _check_rotary(self, name: str) -> None:
+        """For a field with channels of a head that turn, of which there may be none."""
+        size = getattr(self, name)
+        if type(size) is not int or size % 2 or not 0 <= size <= self.head_dim:
+            raise ConfigError(f"{name} must be even and in 0..{self.head_dim}, not {size!r:.80}")
+
     @classmethod
     def for_training(cls, vocab_size: int, eos_token_id: int, chosen: Mapping[str, Any]) -> Self:
         """See `Config`; the ``attention_options`` are `options`."""
-        sizes = dict(chosen)
-        attention, options = sizes.pop("attention", None), sizes.pop("attention_options", {})
-        if attention not in (None, cls.attention):
-            raise ConfigError(f"attention must be {cls.attention!r}, not {attention!r}")
-        if not isinstance(options, dict) or options.keys() - set(cls.options):
-            names = ", ".join(cls.options)
-            raise ConfigError(f"attention_options must be an object of {names}, not {options!r}")
+        sizes, options = take_chosen(chosen, cls.attention, cls.options)
         ends = {"bos_token_id": eos_token_id, "eos_token_id": eos_token_id}
         values = {"model_type": cls.model_type, "vocab_size": vocab_size, **sizes, **ends}
         return cls.from_dict({**values, **options})
@@ -314,13 +315,25 @@ class HybridConfig(BoundedConfig):
     def layer_states(self) -> list[dict[str, TensorSpec]]:
         """See `model.architectures.config.Config`."""
         past, other = self.past_state(), self.other_state()
-        return [past if is_attention else other for is_attention in self.is_attention]
+        return [
+            (other if has_other else {}) | (past if is_attention else {})
+            for is_attention, has_other in zip(self.is_attention, self.has_other, strict=True)
+        ]
 
     def weight_shapes(self) -> dict[str, Shape]:
         """See `model.architectures.config.Config`."""
-        attention, other = self.attention_shapes(), self.other_shapes()
-        mixers = [attention if is_attention else other for is_attention in self.is_attention]
+        mixers = list(map(self.mixer_shapes, self.is_attention, self.has_other))
         return decoder_shapes(self, mixers, self.tied)
+
+    @property
+    def has_other(self) -> list[bool]:
+        """Whether each layer has the other mixer: where it is not attention, in most families."""
+        return [not is_attention for is_attention in self.is_attention]
+
+    def mixer_shapes(self, is_attention: bool, has_other: bool) -> dict[str, Shape]:
+        """The weights of the mixer of such a layer, by their names in it; it is one of the two."""
+        assert is_attention != has_other, (is_attention, has_other)
+        return self.attention_shapes() if is_attention else self.other_shapes()
 
     def attention_shapes(self) -> dict[str, Shape]:
         """The weights of a layer's attention, by their names in it."""

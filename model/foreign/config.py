@@ -1,6 +1,7 @@
 """A foreign ``config.json``, of which every field is used, refused or known to be harmless.
 
-Its rotary positions are read by `read_rotary`; kinds of scaling that a family lacks are refused.
+What configs of decoders share is read by `read_decoder`, and rotary positions by `read_rotary`;
+kinds of scaling that a family lacks are refused.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ logger = logging.getLogger("everstream.models")
 NO_FILES: Mapping[str, Array] = MappingProxyType({})
 #: No number of a config comes near; beyond it are infinity, NaN and what no float holds.
 MAX_NUMBER = 1e30
+#: Why experts are refused.
+DENSE_ALONE = "only the dense ones of this family are"
 
 #: Fields that say nothing of what the network computes, whatever their value: names of programs and
 #: of models, and options of training, of kernels and of what is returned. A name that is not among
@@ -120,6 +123,23 @@ class ForeignConfig:
             raise ConfigError(f"{self.family}: {name} {value!r} is not supported, only {names}")
         return value
 
+    def only(self, **fields: object) -> None:
+        """Fields of which one value is supported, which a config without them means too."""
+        for name, value in fields.items():
+            self.choice(name, value)
+
+    def divisor(self, name: str, whole: int, default: int | None = None) -> int:
+        """A field that must be a positive integer which divides ``whole``."""
+        value = self.integer(name, default)
+        if whole % value:
+            raise ConfigError(f"{self.family}: {name} must divide {whole}, not {value}")
+        return value
+
+    def refuse_experts(self, name: str, found: object) -> None:
+        """Raises `ConfigError` where ``found``, the number of experts called ``name``, is not 0."""
+        if found:
+            raise ConfigError(f"{self.family}: {name} is not supported: {DENSE_ALONE}")
+
     def special_id(self, name: str, vocab_size: int) -> int:
         """The id of a special token, the first where a list names several."""
         value = self._left.pop(name, None)
@@ -162,6 +182,42 @@ def _is_not_computed(name: str, value: object) -> bool:
     if name.lower().endswith("version"):
         return isinstance(value, str) and LIBRARY_VERSION.fullmatch(value) is not None
     return NOT_COMPUTED.fullmatch(name.rpartition(".")[2]) is not None
+
+
+def read_decoder(
+    source: ForeignConfig,
+    eps: tuple[str, float],
+    usual: Mapping[str, int | None],
+    *,
+    tied: bool = False,
+) -> dict[str, Any]:
+    """The fields of a `BoundedConfig` that folders of most families say in the same way.
+
+    ``eps`` is the field of the norms' epsilon with its default, ``tied`` and ``usual`` are the
+    defaults of others. Without one there is a key head for each head, heads divide the width, and
+    other fields must be there, as one whose default is None. Raises `ConfigError` or
+    `CheckpointError`.
+    """
+
+    def size(name: str, default: int | None = None) -> int:
+        return source.integer(name, usual.get(name, default))
+
+    vocab_size, width, heads = map(size, ("vocab_size", "hidden_size", "num_attention_heads"))
+    num_layers = usual.get("num_hidden_layers")
+    return {
+        "vocab_size": vocab_size,
+        "hidden_size": width,
+        "num_hidden_layers": source.num_layers("num_hidden_layers", num_layers),
+        "intermediate_size": size("intermediate_size"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": size("num_key_value_heads", heads),
+        "head_dim": size("head_dim", width // heads),
+        "norm_eps": source.number(*eps),
+        "tied": source.boolean("tie_word_embeddings", tied),
+        "bos_token_id": source.special_id("bos_token_id", vocab_size),
+        "eos_token_id": source.special_id("eos_token_id", vocab_size),
+        "max_context": size("max_position_embeddings"),
+    }
 
 
 NOTHING: Set[str] = frozenset()

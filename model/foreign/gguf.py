@@ -66,9 +66,17 @@ class GgufSource(ForeignConfig):
         self.agree("embedding_length", width)
         return num_blocks, vocab_size, width
 
-    def decoder(self, file: GgufFile, *, all_attention: bool = False) -> dict[str, Any]:
+    def decoder(
+        self,
+        file: GgufFile,
+        *,
+        all_attention: bool = False,
+        theta: float | None = 1e4,
+        eps: float = 1e-5,
+    ) -> dict[str, Any]:
         """The fields of a `BoundedConfig` that files of most families say in the same way.
 
+        ``theta`` and ``eps`` are defaults; None where nothing turns, and a field for it is unknown.
         Raises `ConfigError` or `CheckpointError`, also where some layers are no attention and
         ``all_attention`` says that all are.
         """
@@ -80,7 +88,9 @@ class GgufSource(ForeignConfig):
         heads = self.integer("attention.head_count")
         head_dim = self.integer("attention.key_length", width // heads)
         self.agree("attention.value_length", head_dim)
+        rotary = {} if theta is None else {"rope_theta": self.number("rope.freq_base", theta)}
         return {
+            **rotary,
             "vocab_size": size,
             "hidden_size": width,
             "num_hidden_layers": num_layers,
@@ -88,6 +98,7 @@ class GgufSource(ForeignConfig):
             "num_attention_heads": heads,
             "num_key_value_heads": self.num_kv_heads(kv_heads, layers),
             "head_dim": head_dim,
+            "norm_eps": self.number("attention.layer_norm_rms_epsilon", eps),
             "tied": "output.weight" not in file,
             "bos_token_id": self.special_id(BOS, size),
             "eos_token_id": self.special_id(EOS, size),

@@ -17,6 +17,9 @@ import numpy as np
 from model.tensor_spec import Shape
 from model.weights import Array, CheckpointError, StoredWeights, check_num_layers, shape_in
 
+#: One number, or one for each row.
+Factor = float | tuple[float, ...]
+
 
 @dataclass(frozen=True)
 class Part:
@@ -27,12 +30,12 @@ class Part:
     that are stored less one, "log_negative" for ``log(-x)``, perhaps of a column, "flattened" with
     one axis, "first_half" or "second_half" of the rows.
 
-    ``factor``: what the numbers are multiplied with, or those of each row.
+    ``factor``: what the numbers are multiplied with.
     """
 
     keys: tuple[str, ...]
     form: str = "same"
-    factor: float | tuple[float, ...] = 1.0
+    factor: Factor = 1.0
 
 
 #: Forms of which some rows are those of the file's.

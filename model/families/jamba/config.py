@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from model.architectures.config import check_positive
+from model.architectures.config import check_positive, shared_fields
 from model.architectures.hybrid import HybridConfig
 from model.families.mamba.config import MambaConfig
 from model.tensor_spec import Shape, TensorSpec
@@ -59,18 +59,8 @@ class JambaConfig(HybridConfig):
     @property
     def mamba(self) -> MambaConfig:
         """That of the Mamba-1 mixers."""
-        return MambaConfig(
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
-            num_hidden_layers=self.num_hidden_layers,
-            inner_size=self.inner_size,
-            state_size=self.state_size,
-            conv_size=self.conv_size,
-            dt_rank=self.dt_rank,
-            norm_eps=self.norm_eps,
-            mixer_norm=True,
-            mixer_norm_eps=self.norm_eps,
-        )
+        norm = {"mixer_norm": True, "mixer_norm_eps": self.norm_eps}
+        return MambaConfig(**shared_fields(self, MambaConfig) | norm)
 
     def other_state(self) -> dict[str, TensorSpec]:
         """See `MambaConfig.mixer_state`."""

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from model.families.jamba.config import JambaConfig
-from model.families.mamba.read import rank
-from model.families.mamba2_hybrid.read import (
-    DENSE_ALONE,
-    FOLDER_ATTENTION,
-    FOLDER_MAMBA,
-    PATTERNS,
-    gguf_names,
-    inside,
-    kinds_of_layers,
-)
+from model.families.mamba.read import FOLDER_MIXER, rank
+from model.families.mamba.read import GGUF as MAMBA_GGUF
 from model.files import ConfigError
-from model.foreign.config import ForeignConfig
+from model.foreign.config import ForeignConfig, read_decoder
 from model.foreign.gguf import GgufSource
-from model.foreign.hybrid_names import HybridNames, refuse_other_head, weight
+from model.foreign.hybrid_names import FEED_FORWARD_FOLDER, inside, weights_of
+from model.foreign.layer_kinds import PATTERNS, mamba_kinds
 from model.foreign.weights import Part, Renamed, Weights
-from model.weights import file_name
 from model.weights.gguf_file import GgufFile
 
 #: What kernels use, which logits are computed, and what is said of experts where there are none.
@@ -27,33 +19,20 @@ HARMLESS = (
     *("num_logits_to_keep", "calc_logits_for_entire_prompt"),
     *("num_experts_per_tok", "expert_layer_period", "expert_layer_offset"),
 )
-#: The norms inside a mixer, in folders.
-_NORMS = {f"{part}_norm.weight": weight(f"{part}_layernorm") for part in ("dt", "b", "c")}
-FOLDER = HybridNames(
-    ends={
-        "embedding.weight": weight("model.embed_tokens"),
-        "norm.weight": weight("model.final_layernorm"),
-        "head.weight": weight("lm_head"),
-    },
-    block="model.layers.{}",
-    both={
-        "mixer_norm.weight": weight("input_layernorm"),
-        "mlp_norm.weight": weight("pre_ff_layernorm"),
-        **{f"mlp.{n}.weight": weight(f"feed_forward.{n}_proj") for n in ("gate", "up", "down")},
-    },
-    attention=inside("self_attn", FOLDER_ATTENTION),
-    other=inside("mamba", FOLDER_MAMBA | _NORMS),
+#: Those inside a mixer.
+_FOLDER_NORMS = weights_of({f"{part}_norm": f"{part}_layernorm" for part in ("dt", "b", "c")})
+FOLDER = FEED_FORWARD_FOLDER.but(
+    other=inside("mamba", FOLDER_MIXER | _FOLDER_NORMS),
+)
+GGUF = MAMBA_GGUF.but(
+    other=weights_of({f"{part}_norm": f"ssm_{part}_norm" for part in ("dt", "b", "c")})
 )
 
 
 def read_jamba(source: ForeignConfig, weights: Weights) -> tuple[JambaConfig, Renamed]:
     """A folder of ``jamba`` without experts."""
-    files = weights.take_all()
-    name, config = file_name(files), _config(source)
-    unused = refuse_other_head(files, config, FOLDER, name)
-    ours = Renamed(files, FOLDER.parts_of(config))
-    ours.check(name, config.weight_shapes(), unused)
-    return config, ours
+    config = _config(source)
+    return config, FOLDER.read(weights.take_all(), config)
 
 
 def key_layouts(config: JambaConfig) -> list[dict[str, Part]]:
@@ -63,37 +42,24 @@ def key_layouts(config: JambaConfig) -> list[dict[str, Part]]:
 
 def _config(source: ForeignConfig) -> JambaConfig:
     source.rename({"num_local_experts": "num_experts"})
-    if source.integer("num_experts", 16) != 1:
-        raise ConfigError(f"{source.family}: num_experts is not supported: {DENSE_ALONE}")
+    source.refuse_experts("num_experts", source.integer("num_experts", 16) != 1)
     source.ignore(*HARMLESS)
-    source.choice("hidden_act", "silu")
-    source.choice("mamba_conv_bias", True)
-    source.choice("mamba_proj_bias", False)
-    source.choice("mamba_inner_layernorms", True)
-    source.choice("sliding_window", None)
-    vocab_size, width = source.integer("vocab_size", 65536), source.integer("hidden_size", 4096)
-    num_layers = source.num_layers("num_hidden_layers", 32)
-    heads = source.integer("num_attention_heads", 32)
+    source.only(hidden_act="silu", sliding_window=None)
+    source.only(mamba_conv_bias=True, mamba_proj_bias=False, mamba_inner_layernorms=True)
+    width, heads = source.integer("hidden_size", 4096), source.integer("num_attention_heads", 32)
     if heads > width:
         raise ConfigError(f"{source.family}: num_attention_heads must be at most {width}")
+    usual = {"vocab_size": 65536, "hidden_size": width, "num_hidden_layers": 32}
+    usual |= {"num_attention_heads": heads, "num_key_value_heads": 8}
+    usual |= {"intermediate_size": 14336, "max_position_embeddings": 262144}
+    sizes = read_decoder(source, ("rms_norm_eps", 1e-6), usual)
     return JambaConfig(
-        vocab_size=vocab_size,
-        hidden_size=width,
-        num_hidden_layers=num_layers,
-        intermediate_size=source.integer("intermediate_size", 14336),
-        attention_layers=_attention_layers(source, num_layers),
-        num_attention_heads=heads,
-        num_key_value_heads=source.integer("num_key_value_heads", 8),
-        head_dim=source.integer("head_dim", width // heads),
+        **sizes,
+        attention_layers=_attention_layers(source, sizes["num_hidden_layers"]),
         inner_size=source.integer("mamba_expand", 2) * width,
         state_size=source.integer("mamba_d_state", 16),
         conv_size=source.integer("mamba_d_conv", 4),
         dt_rank=rank(source, "mamba_dt_rank", width),
-        norm_eps=source.number("rms_norm_eps", 1e-6),
-        tied=source.boolean("tie_word_embeddings", False),
-        bos_token_id=source.special_id("bos_token_id", vocab_size),
-        eos_token_id=source.special_id("eos_token_id", vocab_size),
-        max_context=source.integer("max_position_embeddings", 262144),
     )
 
 
@@ -107,23 +73,11 @@ def _attention_layers(source: ForeignConfig, num_layers: int) -> tuple[int, ...]
         )
     usual = ["attention" if i % period == offset else "mamba" for i in range(num_layers)]
     listed = next((name for name in PATTERNS if name in source), None)
-    if listed and kinds_of_layers(source, "mamba", "attention") != usual:
+    if listed and mamba_kinds(source, "mamba", "attention") != usual:
         raise ConfigError(
             f"{source.family}: {listed} says other kinds of layers than attn_layer_period"
         )
     return tuple(range(offset, num_layers, period))
-
-
-#: The norms inside a mixer, in GGUF.
-_GGUF_NORMS = {f"{part}_norm.weight": weight(f"ssm_{part}_norm") for part in ("dt", "b", "c")}
-_SHARED = gguf_names()
-GGUF = HybridNames(
-    ends=_SHARED.ends,
-    block=_SHARED.block,
-    both=_SHARED.both,
-    attention=_SHARED.attention,
-    other={**_SHARED.other, **_GGUF_NORMS},
-)
 
 
 def read_gguf(file: GgufFile, name: str) -> tuple[JambaConfig, Renamed]:
@@ -134,22 +88,18 @@ def read_gguf(file: GgufFile, name: str) -> tuple[JambaConfig, Renamed]:
     source = GgufSource(file, name, "jamba")
     config = _gguf_config(source, file)
     source.refuse_unknown()
-    weights = Renamed(file, GGUF.parts_of(config))
-    weights.check(name, config.weight_shapes(), set())
-    return config, weights
+    return config, GGUF.read(file, config, name=name)
 
 
 def _gguf_config(source: GgufSource, file: GgufFile) -> JambaConfig:
     """Layers without heads of keys and values are Mamba-1; a dense model has one expert."""
-    if source.anything("expert_count") not in (None, 0, 1):
-        raise ConfigError(f"{source.family}: expert_count is not supported: {DENSE_ALONE}")
+    source.refuse_experts("expert_count", source.anything("expert_count") not in (None, 0, 1))
     source.ignore("expert_used_count")
     return JambaConfig(
-        **source.decoder(file),
+        **source.decoder(file, theta=None, eps=1e-6),
         intermediate_size=source.integer("feed_forward_length"),
         inner_size=source.integer("ssm.inner_size"),
         state_size=source.integer("ssm.state_size"),
         conv_size=source.integer("ssm.conv_kernel"),
         dt_rank=source.integer("ssm.time_step_rank"),
-        norm_eps=source.number("attention.layer_norm_rms_epsilon", 1e-6),
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from model.architectures.config import check_positive
+from model.architectures.config import check_booleans, check_positive
 from model.architectures.hybrid import (
     attention_shapes,
     check_layers,
@@ -60,16 +60,10 @@ class Lfm3Config(Lfm2Config):
         self._set("window_layers", layers)
         if both := set(layers) & set(self.attention_layers):
             raise ConfigError(f"window_layers must not be attention_layers, as {min(both)} is")
-        for name in ("head_gates", "post_norms"):
-            if type(getattr(self, name)) is not bool:
-                raise ConfigError(f"{name} must be a boolean, not {getattr(self, name)!r}")
+        check_booleans(self, "head_gates", "post_norms")
         self._check_theta("window_rope_theta")
-        for name in ("rotary_dim", "window_rotary_dim"):
-            size = getattr(self, name)
-            if type(size) is not int or size % 2 or not 0 <= size <= self.head_dim:
-                raise ConfigError(
-                    f"{name} must be even and in 0..{self.head_dim}, not {size!r:.80}"
-                )
+        self._check_rotary("rotary_dim")
+        self._check_rotary("window_rotary_dim")
 
     @classmethod
     def for_training(cls, vocab_size: int, eos_token_id: int, chosen: Mapping[str, Any]) -> Self:

@@ -8,10 +8,10 @@ from typing import Any
 from model.families.lfm2 import read as lfm2_read
 from model.families.lfm3.config import Lfm3Config
 from model.files import ConfigError
-from model.foreign.config import ForeignConfig
-from model.foreign.hybrid_names import HybridNames, layer_kinds, refuse_other_head, weight
+from model.foreign.config import ForeignConfig, read_decoder
+from model.foreign.hybrid_names import FOLDER_ATTENTION, HybridNames, inside, weights_of
+from model.foreign.layer_kinds import layer_kinds, layers_of
 from model.foreign.weights import Part, Renamed, Weights
-from model.weights import file_name
 
 #: The gate of heads in files; transformers' own name of it is `OWN_GATE`.
 GATE, OWN_GATE = "gate_proj", "g_proj"
@@ -19,23 +19,9 @@ GATE, OWN_GATE = "gate_proj", "g_proj"
 
 def folder_names(gate: str = GATE) -> HybridNames:
     """The keys of files that call the gate of heads so."""
-    return HybridNames(
-        ends=lfm2_read.FOLDER.ends,
-        block=lfm2_read.FOLDER.block,
-        both={
-            **lfm2_read.FOLDER.both,
-            "mixer_post_norm.weight": weight("post_operator_norm"),
-            "mlp_post_norm.weight": weight("post_ffn_norm"),
-        },
-        attention={
-            **{f"{name}.weight": weight(f"self_attn.{name}_proj") for name in "qkv"},
-            "gate.weight": weight(f"self_attn.{gate}"),
-            "out.weight": weight("self_attn.o_proj"),
-            "q_norm.weight": weight("self_attn.q_norm"),
-            "k_norm.weight": weight("self_attn.k_norm"),
-        },
-        other=lfm2_read.FOLDER.other,
-    )
+    norms = {"mixer_post_norm": "post_operator_norm", "mlp_post_norm": "post_ffn_norm"}
+    attention = FOLDER_ATTENTION | weights_of({"gate": gate})
+    return lfm2_read.FOLDER.but(both=weights_of(norms), attention=inside("self_attn", attention))
 
 
 CONVOLUTION, WINDOW, FULL = "conv", "sliding_attention", "full_attention"
@@ -50,13 +36,10 @@ THETA = 1e6
 
 def read_lfm3(source: ForeignConfig, weights: Weights) -> tuple[Lfm3Config, Renamed]:
     """See the module's docstring."""
-    files = weights.take_all()
-    file, config = file_name(files), _config(source)
+    files, config = weights.take_all(), _config(source)
     is_own = any(key.endswith(f".self_attn.{OWN_GATE}.weight") for key in files)
     names = folder_names(OWN_GATE if is_own else GATE)
-    ours = Renamed(files, names.parts_of(config))
-    ours.check(file, config.weight_shapes(), refuse_other_head(files, config, names, file))
-    return config, ours
+    return config, names.read(files, config)
 
 
 def key_layouts(config: Lfm3Config) -> list[dict[str, Part]]:
@@ -65,37 +48,25 @@ def key_layouts(config: Lfm3Config) -> list[dict[str, Part]]:
 
 
 def _config(source: ForeignConfig) -> Lfm3Config:
-    source.choice("conv_bias", False)
-    source.choice("attention_bias", False)
-    num_layers, vocab_size = source.num_layers("num_hidden_layers"), source.integer("vocab_size")
-    usual = [_usual_kind(layer) for layer in range(num_layers)]
-    kinds = layer_kinds(source, usual, (CONVOLUTION, WINDOW, FULL))
-    head_dim = source.integer("head_dim", 128)
-    rotary = _read_rotary(source, kinds, head_dim)
+    source.only(conv_bias=False, attention_bias=False)
+    usual = {"head_dim": 128, "num_key_value_heads": 4, "max_position_embeddings": 128_000}
+    sizes = read_decoder(source, ("norm_eps", 1e-5), usual, tied=True)
+    usual_kinds = [_usual_kind(layer) for layer in range(sizes["num_hidden_layers"])]
+    kinds = layer_kinds(source, usual_kinds, (CONVOLUTION, WINDOW, FULL))
+    rotary = _read_rotary(source, kinds, sizes["head_dim"])
     (theta, rotary_dim), (window_theta, window_dim) = rotary[FULL], rotary[WINDOW]
     return Lfm3Config(
-        vocab_size=vocab_size,
-        hidden_size=source.integer("hidden_size"),
-        num_hidden_layers=num_layers,
-        intermediate_size=source.integer("intermediate_size"),
-        attention_layers=tuple(i for i, kind in enumerate(kinds) if kind == FULL),
-        num_attention_heads=source.integer("num_attention_heads"),
-        num_key_value_heads=source.integer("num_key_value_heads", 4),
-        head_dim=head_dim,
+        **sizes,
+        attention_layers=layers_of(kinds, FULL),
         rope_theta=theta,
         rotary_dim=rotary_dim,
-        window_layers=tuple(i for i, kind in enumerate(kinds) if kind == WINDOW),
+        window_layers=layers_of(kinds, WINDOW),
         window=source.integer("sliding_window", 256),
         window_rope_theta=window_theta,
         window_rotary_dim=window_dim,
         head_gates=source.boolean("use_attention_gate", True),
         post_norms=source.boolean("use_sandwich_norm", True),
         conv_size=source.integer("conv_L_cache", 7),
-        norm_eps=source.number("norm_eps", 1e-5),
-        tied=source.boolean("tie_word_embeddings", True),
-        bos_token_id=source.special_id("bos_token_id", vocab_size),
-        eos_token_id=source.special_id("eos_token_id", vocab_size),
-        max_context=source.integer("max_position_embeddings", 128_000),
     )
 
 

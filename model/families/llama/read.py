@@ -12,57 +12,13 @@ from typing import NamedTuple
 
 from model.families.llama.config import LlamaConfig
 from model.files import ConfigError
-from model.foreign.config import SCALINGS, ForeignConfig, read_rotary
+from model.foreign import hybrid_names
+from model.foreign.config import SCALINGS, ForeignConfig, read_decoder, read_rotary
 from model.foreign.gguf import GgufSource, PairedRows
-from model.foreign.hybrid_names import HybridNames, refuse_other_head, weight, with_bias
 from model.foreign.weights import Part, Renamed, Weights
-from model.weights import file_name
 from model.weights.gguf_file import GgufFile
 
-# -------------------------------------------------------------------------------------------------
-# The keys of Llama files, and which of our weights each is.
-
-
-FOLDER = HybridNames(
-    ends={
-        "embedding.weight": weight("model.embed_tokens"),
-        "norm.weight": weight("model.norm"),
-        "head.weight": weight("lm_head"),
-    },
-    block="model.layers.{}",
-    both={
-        "mixer_norm.weight": weight("input_layernorm"),
-        "mlp_norm.weight": weight("post_attention_layernorm"),
-        **{f"mlp.{name}.weight": weight(f"mlp.{name}_proj") for name in ("gate", "up", "down")},
-    },
-    attention={
-        **with_bias({name: f"self_attn.{name}_proj" for name in "qkv"}),
-        **with_bias({"out": "self_attn.o_proj"}),
-        "q_norm.weight": weight("self_attn.q_norm"),
-        "k_norm.weight": weight("self_attn.k_norm"),
-    },
-)
-
-GGUF = HybridNames(
-    ends={
-        "embedding.weight": weight("token_embd"),
-        "norm.weight": weight("output_norm"),
-        "head.weight": weight("output"),
-    },
-    block="blk.{}",
-    both={
-        "mixer_norm.weight": weight("attn_norm"),
-        "mlp_norm.weight": weight("ffn_norm"),
-        **{f"mlp.{name}.weight": weight(f"ffn_{name}") for name in ("gate", "up", "down")},
-    },
-    attention={
-        **with_bias({name: f"attn_{name}" for name in "qkv"}),
-        **with_bias({"out": "attn_output"}),
-        "q_norm.weight": weight("attn_q_norm"),
-        "k_norm.weight": weight("attn_k_norm"),
-    },
-)
-
+FOLDER, GGUF = hybrid_names.folder_names(), hybrid_names.GGUF
 
 # Qwen2 has biases, Qwen3 norms of queries and keys, SmolLM3 layers without positions. Windows of
 # attention (``use_sliding_window``) are refused, and rotary positions that are scaled in other ways
@@ -117,40 +73,22 @@ def _read(
 ) -> tuple[LlamaConfig, Renamed]:
     """``head_dim``, ``theta`` and ``max_context`` are the family's defaults."""
     source.ignore("attention_dropout", "pretraining_tp", "is_llama_config")
-    source.choice("rope_interleaved", False)
-    source.choice("hidden_act", "silu")
-    source.choice("mlp_bias", False)
-    num_layers, vocab_size = source.num_layers("num_hidden_layers"), source.integer("vocab_size")
-    width, heads = source.integer("hidden_size"), source.integer("num_attention_heads")
-    head_dim = source.integer("head_dim", head_dim or width // heads)
+    source.only(rope_interleaved=False, hidden_act="silu", mlp_bias=False)
+    usual = {"head_dim": head_dim} if head_dim else {}
+    usual |= {"max_position_embeddings": max_context}
+    sizes = read_decoder(source, ("rms_norm_eps", 1e-6), usual)
     rotary = read_rotary(source, theta, scalings=tuple(SCALINGS))
-    bias = source.boolean("attention_bias", False)
+    bias, num_layers = source.boolean("attention_bias", False), sizes["num_hidden_layers"]
     config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=width,
-        num_hidden_layers=num_layers,
-        intermediate_size=source.integer("intermediate_size"),
-        num_attention_heads=heads,
-        num_key_value_heads=source.integer("num_key_value_heads", heads),
-        head_dim=head_dim,
+        **sizes,
         rope_theta=rotary.theta,
-        rope_factors=rotary.factors(head_dim),
+        rope_factors=rotary.factors(sizes["head_dim"]),
         unrotated_layers=_unrotated_layers(source, num_layers) if has_unrotated else (),
         qk_norm=qk_norm,
         qkv_bias=qkv_bias or bias,
         out_bias=bias,
-        norm_eps=source.number("rms_norm_eps", 1e-6),
-        tied=source.boolean("tie_word_embeddings", False),
-        bos_token_id=source.special_id("bos_token_id", vocab_size),
-        eos_token_id=source.special_id("eos_token_id", vocab_size),
-        max_context=source.integer("max_position_embeddings", max_context),
     )
-    files = weights.take_all()
-    file, ours = file_name(files), Renamed(files, FOLDER.parts_of(config))
-    unused = {key for key in files if TABLES.fullmatch(key)}
-    unused |= refuse_other_head(files, config, FOLDER, file)
-    ours.check(file, config.weight_shapes(), unused)
-    return config, ours
+    return config, FOLDER.read(weights.take_all(), config, TABLES)
 
 
 def _refuse_windows(source: ForeignConfig) -> None:
@@ -205,9 +143,7 @@ def read_gguf(file: GgufFile, name: str) -> tuple[LlamaConfig, Renamed]:
     kind = KINDS[family]
     config = _gguf_config(GgufSource(file, name, family), file, kind)
     tensors = PairedRows(file, config) if kind.in_pairs else file
-    weights = Renamed(tensors, GGUF.parts_of(config))
-    weights.check(name, config.weight_shapes(), {FACTORS})
-    return config, weights
+    return config, GGUF.read(tensors, config, re.compile(re.escape(FACTORS)), name)
 
 
 def _gguf_config(source: GgufSource, file: GgufFile, kind: Kind) -> LlamaConfig:
@@ -221,13 +157,11 @@ def _gguf_config(source: GgufSource, file: GgufFile, kind: Kind) -> LlamaConfig:
     config = LlamaConfig(
         **sizes,
         intermediate_size=source.integer("feed_forward_length"),
-        rope_theta=source.number("rope.freq_base", 1e4),
         rope_factors=_gguf_factors(file),
         unrotated_layers=unrotated_layers(num_layers) if kind.has_unrotated else (),
         qk_norm=kind.qk_norm,
         qkv_bias="blk.0.attn_q.bias" in file,
         out_bias="blk.0.attn_output.bias" in file,
-        norm_eps=source.number("attention.layer_norm_rms_epsilon", 1e-5),
     )
     source.agree("rope.dimension_count", config.head_dim)
     source.refuse_unknown()

@@ -8,7 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from model.architectures.config import JsonConfig, check_epsilon, check_positive, check_token_ids
+from model.architectures.config import (
+    JsonConfig,
+    check_booleans,
+    check_epsilon,
+    check_positive,
+    check_token_ids,
+    take_chosen,
+)
 from model.architectures.hybrid import decoder_shapes
 from model.files import ConfigError
 from model.tensor_spec import Shape, TensorSpec
@@ -55,9 +62,7 @@ class MambaConfig(JsonConfig):
         check_epsilon(self, "norm_eps", "mixer_norm_eps")
         if self.conv_size < 2:
             raise ConfigError(f"conv_size must be at least 2, not {self.conv_size}")
-        for name in ("tied", "mixer_norm"):
-            if type(getattr(self, name)) is not bool:
-                raise ConfigError(f"{name} must be a boolean, not {getattr(self, name)!r}")
+        check_booleans(self, "tied", "mixer_norm")
         check_token_ids(self, "bos_token_id", "eos_token_id")
 
     @classmethod
@@ -69,13 +74,8 @@ class MambaConfig(JsonConfig):
         d is `EXPAND` D and R is D / 16, rounded up, where the ``attention_options``, which are
         `OPTIONS`, do not have them.
         """
-        sizes = {name: value for name, value in chosen.items() if name != "head_dim"}
-        attention, options = sizes.pop("attention", None), sizes.pop("attention_options", {})
-        if attention not in (None, cls.attention):
-            raise ConfigError(f"attention must be {cls.attention!r}, not {attention!r}")
-        if not isinstance(options, dict) or options.keys() - set(OPTIONS):
-            names = ", ".join(OPTIONS)
-            raise ConfigError(f"attention_options must be an object of {names}, not {options!r}")
+        sizes, options = take_chosen(chosen, cls.attention, OPTIONS)
+        sizes.pop("head_dim", None)
         for name in ("intermediate_size", "num_attention_heads"):
             if name in sizes:
                 raise ConfigError(f"{name} is not supported: a Mamba has no MLP and no heads")
@@ -179,9 +179,7 @@ class Mamba2Config(JsonConfig):
         check_epsilon(self, "norm_eps")
         if self.conv_size < 2:
             raise ConfigError(f"conv_size must be at least 2, not {self.conv_size}")
-        for name in ("tied", "mixer_norm"):
-            if type(getattr(self, name)) is not bool:
-                raise ConfigError(f"{name} must be a boolean, not {getattr(self, name)!r}")
+        check_booleans(self, "tied", "mixer_norm")
         check_token_ids(self, "bos_token_id", "eos_token_id")
         if self.num_attention_heads % self.num_groups:
             raise ConfigError(
@@ -197,13 +195,7 @@ class Mamba2Config(JsonConfig):
         The number of heads is `EXPAND` D / P where it is not chosen; the ``attention_options`` are
         `OPTIONS`.
         """
-        sizes = dict(chosen)
-        attention, options = sizes.pop("attention", None), sizes.pop("attention_options", {})
-        if attention not in (None, cls.attention):
-            raise ConfigError(f"attention must be {cls.attention!r}, not {attention!r}")
-        if not isinstance(options, dict) or options.keys() - set(MAMBA2_OPTIONS):
-            names = ", ".join(MAMBA2_OPTIONS)
-            raise ConfigError(f"attention_options must be an object of {names}, not {options!r}")
+        sizes, options = take_chosen(chosen, cls.attention, MAMBA2_OPTIONS)
         if "intermediate_size" in sizes:
             raise ConfigError("intermediate_size is not supported: a Mamba-2 has no MLP")
         config = cls(vocab_size, **sizes, bos_token_id=eos_token_id, eos_token_id=eos_token_id)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from model.families.mamba.config import Mamba2Config, MambaConfig
 from model.files import ConfigError
+from model.foreign import hybrid_names
 from model.foreign.config import ForeignConfig
 from model.foreign.gguf import BOS, EOS, GgufSource
+from model.foreign.hybrid_names import HybridNames, inside, weight, weights_of, with_bias
 from model.foreign.weights import Part, Renamed, Weights, are_equal
 from model.weights import Array, CheckpointError, file_name
 from model.weights.gguf_file import GgufFile
@@ -25,33 +26,17 @@ from model.weights.gguf_file import GgufFile
 # The keys of Mamba files, and which of our weights each is.
 
 
-@dataclass(frozen=True)
-class MambaNames:
-    """The parts of one kind of file by our names, those in a block without the block's.
-
-    ``block`` is theirs, with ``{}`` for the layer. Each of Mamba-1 and Mamba-2 has some of
-    ``inside``.
-    """
-
-    ends: Mapping[str, Part]
-    block: str
-    inside: Mapping[str, Part]
-
-    def parts_of(self, config: MambaConfig | Mamba2Config) -> dict[str, Part]:
-        """Of each weight that ``config`` lists."""
-        parts: dict[str, Part] = {}
-        for ours in config.weight_shapes():
-            if ours in self.ends:
-                parts[ours] = self.ends[ours]
-                continue
-            _, layer, name = ours.split(".", 2)
-            part = self.inside[name]
-            keys = tuple(f"{self.block.format(layer)}.{key}" for key in part.keys)
-            parts[ours] = Part(keys, part.form)
-        return parts
+#: Of a mixer in folders, in a layer's module for it. Each of Mamba-1 and Mamba-2 has some.
+FOLDER_MIXER = {
+    **weights_of({"in": "in_proj", "x": "x_proj", "norm": "norm", "out": "out_proj"}),
+    **with_bias({"dt": "dt_proj"}),
+    "conv": weight("conv1d", "squeezed"),
+    "conv_bias": Part(("conv1d.bias",)),
+    **{name: Part((name,)) for name in ("dt_bias", "A_log", "D")},
+}
 
 
-def folder_names(keys: Container[str]) -> MambaNames:
+def folder_names(keys: Container[str]) -> HybridNames:
     """Those of folders with these ``keys``.
 
     The embedding has one name in transformers and another in state-spaces' own files; Codestral's
@@ -60,25 +45,15 @@ def folder_names(keys: Container[str]) -> MambaNames:
     prefix = "model." if "model.backbone.norm_f.weight" in keys else ""
     has_own_name = f"{prefix}backbone.embedding.weight" in keys
     embedding = "embedding" if has_own_name else "embeddings"
-    return MambaNames(
+    return HybridNames(
         ends={
-            "embedding.weight": Part((f"{prefix}backbone.{embedding}.weight",)),
-            "norm.weight": Part((f"{prefix}backbone.norm_f.weight",)),
-            "head.weight": Part((f"{prefix}lm_head.weight",)),
+            "embedding.weight": weight(f"{prefix}backbone.{embedding}"),
+            "norm.weight": weight(f"{prefix}backbone.norm_f"),
+            "head.weight": weight(f"{prefix}lm_head"),
         },
         block=f"{prefix}backbone.layers.{{}}",
-        inside={
-            "mixer_norm.weight": Part(("norm.weight",)),
-            "mixer.in.weight": Part(("mixer.in_proj.weight",)),
-            "mixer.conv": Part(("mixer.conv1d.weight",), "squeezed"),
-            "mixer.conv_bias": Part(("mixer.conv1d.bias",)),
-            "mixer.x.weight": Part(("mixer.x_proj.weight",)),
-            "mixer.dt.weight": Part(("mixer.dt_proj.weight",)),
-            "mixer.dt.bias": Part(("mixer.dt_proj.bias",)),
-            **{f"mixer.{n}": Part((f"mixer.{n}",)) for n in ("dt_bias", "A_log", "D")},
-            "mixer.norm.weight": Part(("mixer.norm.weight",)),
-            "mixer.out.weight": Part(("mixer.out_proj.weight",)),
-        },
+        both={"mixer_norm.weight": weight("norm")},
+        other=inside("mixer", FOLDER_MIXER),
     )
 
 
@@ -89,37 +64,27 @@ def key_layouts(config: MambaConfig | Mamba2Config) -> list[dict[str, Part]]:
 
 
 #: Of GGUF, which has A in the place of its logarithm, and vectors of Mamba-2 as columns.
-GGUF = MambaNames(
-    ends={
-        "embedding.weight": Part(("token_embd.weight",)),
-        "norm.weight": Part(("output_norm.weight",)),
-        "head.weight": Part(("output.weight",)),
-    },
-    block="blk.{}",
-    inside={
-        "mixer_norm.weight": Part(("attn_norm.weight",)),
-        "mixer.in.weight": Part(("ssm_in.weight",)),
-        "mixer.conv": Part(("ssm_conv1d.weight",)),
-        "mixer.conv_bias": Part(("ssm_conv1d.bias",)),
-        "mixer.x.weight": Part(("ssm_x.weight",)),
-        "mixer.dt.weight": Part(("ssm_dt.weight",)),
-        "mixer.dt.bias": Part(("ssm_dt.bias",)),
-        "mixer.dt_bias": Part(("ssm_dt.bias",)),
-        "mixer.A_log": Part(("ssm_a",), "log_negative"),
-        "mixer.D": Part(("ssm_d",), "column"),
-        "mixer.norm.weight": Part(("ssm_norm.weight",), "flattened"),
-        "mixer.out.weight": Part(("ssm_out.weight",)),
-    },
+GGUF = hybrid_names.GGUF.but(
+    other={
+        **weights_of({"in": "ssm_in", "x": "ssm_x", "out": "ssm_out"}),
+        **with_bias({"dt": "ssm_dt"}),
+        "conv": weight("ssm_conv1d"),
+        "conv_bias": Part(("ssm_conv1d.bias",)),
+        "dt_bias": Part(("ssm_dt.bias",)),
+        "A_log": Part(("ssm_a",), "log_negative"),
+        "D": Part(("ssm_d",), "column"),
+        "norm.weight": weight("ssm_norm", "flattened"),
+    }
 )
 
 
-def is_embedding(files: Mapping[str, Array], names: MambaNames) -> bool:
+def is_embedding(files: Mapping[str, Array], names: HybridNames) -> bool:
     """Whether the head, which ``files`` have, has the numbers of the embedding."""
     (head,), (embedding,) = (names.ends[f"{key}.weight"].keys for key in ("head", "embedding"))
     return embedding in files and are_equal(files, head, embedding)
 
 
-def unused_keys(files: Mapping[str, Array], names: MambaNames, tied: bool, name: str) -> set[str]:
+def unused_keys(files: Mapping[str, Array], names: HybridNames, tied: bool, name: str) -> set[str]:
     """The key of the head that a tied model's files may hold, as some hold the embedding twice.
 
     Raises `CheckpointError` where it is not the embedding.

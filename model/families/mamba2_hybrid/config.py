@@ -6,8 +6,8 @@ import operator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from model.architectures.config import check_positive
-from model.architectures.hybrid import HybridConfig, decoder_shapes
+from model.architectures.config import check_positive, shared_fields
+from model.architectures.hybrid import HybridConfig
 from model.families.mamba.config import Mamba2Config
 from model.files import ConfigError
 from model.tensor_spec import Shape, TensorSpec
@@ -74,16 +74,9 @@ class Mamba2HybridConfig(HybridConfig):
             self._set_layers("mamba_layers")
             if all(map(operator.ne, self.is_attention, self.is_mamba)):
                 self._set("mamba_layers", None)
-        if type(self.mixer_norm) is not bool:
-            raise ConfigError(f"mixer_norm must be a boolean, not {self.mixer_norm!r}")
-        check_positive(self, "num_mamba_heads", "mamba_head_dim", "state_size", "num_groups")
-        rotary = self.rotary_dim
-        if type(rotary) is not int or rotary % 2 or not 0 <= rotary <= self.head_dim:
-            raise ConfigError(f"rotary_dim must be even and in 0..{self.head_dim}, not {rotary!r}")
-        if self.num_mamba_heads % self.num_groups:
-            raise ConfigError(
-                f"num_groups must divide {self.num_mamba_heads} heads, not {self.num_groups}"
-            )
+        check_positive(self, "num_mamba_heads", "mamba_head_dim")
+        self._check_rotary("rotary_dim")
+        _ = self.mamba  # which checks the other fields of the mixers
         for name in ("embedding_scale", "residual_scale", "attention_scale"):
             value, may_be_zero = getattr(self, name), name == "attention_scale"
             is_float = type(value) is float and 0.0 <= value <= MAX_SCALE
@@ -99,18 +92,8 @@ class Mamba2HybridConfig(HybridConfig):
     @property
     def mamba(self) -> Mamba2Config:
         """That of the Mamba-2 mixers."""
-        return Mamba2Config(
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
-            num_hidden_layers=self.num_hidden_layers,
-            num_attention_heads=self.num_mamba_heads,
-            head_dim=self.mamba_head_dim,
-            state_size=self.state_size,
-            num_groups=self.num_groups,
-            conv_size=self.conv_size,
-            mixer_norm=self.mixer_norm,
-            norm_eps=self.norm_eps,
-        )
+        heads = {"num_attention_heads": self.num_mamba_heads, "head_dim": self.mamba_head_dim}
+        return Mamba2Config(**shared_fields(self, Mamba2Config) | heads)
 
     @property
     def is_mamba(self) -> list[bool]:
@@ -125,28 +108,20 @@ class Mamba2HybridConfig(HybridConfig):
         """See `model.architectures.hybrid.mlp_size`."""
         return all(map(operator.or_, self.is_attention, self.is_mamba))
 
-    def layer_states(self) -> list[dict[str, TensorSpec]]:
-        """See `model.architectures.config.Config`; a layer that is an MLP has none."""
-        past, other = self.past_state(), self.other_state()
-        return [
-            (other if is_mamba else {}) | (past if is_attention else {})
-            for is_attention, is_mamba in zip(self.is_attention, self.is_mamba, strict=True)
-        ]
+    @property
+    def has_other(self) -> list[bool]:
+        """See `HybridConfig`."""
+        return self.is_mamba
 
-    def weight_shapes(self) -> dict[str, Shape]:
-        """See `model.architectures.config.Config`."""
-        mixers = map(self._mixer_shapes, self.is_attention, self.is_mamba)
-        return decoder_shapes(self, list(mixers), self.tied)
-
-    def _mixer_shapes(self, is_attention: bool, is_mamba: bool) -> dict[str, Shape]:
-        if is_attention and is_mamba:
+    def mixer_shapes(self, is_attention: bool, has_other: bool) -> dict[str, Shape]:
+        """See `HybridConfig`; of both mixers, or of an MLP."""
+        if is_attention and has_other:
             parts = {"attention": self.attention_shapes(), "mamba": self.other_shapes()}
             return {f"{part}.{n}": s for part, shapes in parts.items() for n, s in shapes.items()}
-        if is_attention:
-            return self.attention_shapes()
+        if is_attention or has_other:
+            return super().mixer_shapes(is_attention, has_other)
         width, inner = self.hidden_size, self.intermediate_size
-        mlp: dict[str, Shape] = {"up.weight": (inner, width), "down.weight": (width, inner)}
-        return self.other_shapes() if is_mamba else mlp
+        return {"up.weight": (inner, width), "down.weight": (width, inner)}
 
     def other_state(self) -> dict[str, TensorSpec]:
         """See `Mamba2Config.mixer_state`."""

@@ -14,9 +14,11 @@ import numpy.typing as npt
 
 from model.families.qwen35.config import MTP_INPUTS, Qwen35Config, Qwen35MtpConfig
 from model.files import ConfigError
-from model.foreign.config import ForeignConfig, read_rotary
+from model.foreign import hybrid_names
+from model.foreign.config import ForeignConfig, read_decoder, read_rotary
 from model.foreign.gguf import BOS, EOS, GgufSource
-from model.foreign.hybrid_names import HybridNames, attention_layers, refuse_other_head, weight
+from model.foreign.hybrid_names import HybridNames, inside, weight, weights_of
+from model.foreign.layer_kinds import attention_layers
 from model.foreign.weights import Part, Renamed, Weights
 from model.weights import Array, CheckpointError, WrappedWeights, file_name, shape_in
 from model.weights.gguf_file import GgufFile
@@ -32,67 +34,31 @@ def folder_names(prefix: str) -> HybridNames:
 
     All norms but that of the gated delta net are stored less one.
     """
-    return HybridNames(
-        ends={
-            "embedding.weight": weight(f"{prefix}embed_tokens"),
-            "norm.weight": weight(f"{prefix}norm", "plus_one"),
-            "head.weight": weight("lm_head"),
-        },
-        block=f"{prefix}layers.{{}}",
-        both={
-            "mixer_norm.weight": weight("input_layernorm", "plus_one"),
-            "mlp_norm.weight": weight("post_attention_layernorm", "plus_one"),
-            **{f"mlp.{name}.weight": weight(f"mlp.{name}_proj") for name in ("gate", "up", "down")},
-        },
-        attention={
-            **{f"{name}.weight": weight(f"self_attn.{name}_proj") for name in "qkv"},
-            "out.weight": weight("self_attn.o_proj"),
-            "q_norm.weight": weight("self_attn.q_norm", "plus_one"),
-            "k_norm.weight": weight("self_attn.k_norm", "plus_one"),
-        },
-        other={
-            **{
-                f"{name}.weight": weight(f"linear_attn.in_proj_{name}")
-                for name in ("qkv", "z", "b", "a")
+    norms = {f"{name}_norm": f"self_attn.{name}_norm" for name in "qk"}
+    return hybrid_names.folder_names(prefix, "plus_one").but(
+        attention=weights_of(norms, "plus_one"),
+        other=inside(
+            "linear_attn",
+            {
+                **weights_of({name: f"in_proj_{name}" for name in ("qkv", "z", "b", "a")}),
+                **weights_of({"norm": "norm", "out": "out_proj"}),
+                "conv": weight("conv1d", "squeezed"),
+                "A_log": Part(("A_log",)),
+                "dt_bias": Part(("dt_bias",)),
             },
-            "conv": weight("linear_attn.conv1d", "squeezed"),
-            "A_log": Part(("linear_attn.A_log",)),
-            "dt_bias": Part(("linear_attn.dt_bias",)),
-            "norm.weight": weight("linear_attn.norm"),
-            "out.weight": weight("linear_attn.out_proj"),
-        },
+        ),
     )
 
 
 #: Of GGUF, where all norms are what the model multiplies with.
-GGUF = HybridNames(
-    ends={
-        "embedding.weight": weight("token_embd"),
-        "norm.weight": weight("output_norm"),
-        "head.weight": weight("output"),
-    },
-    block="blk.{}",
-    both={
-        "mixer_norm.weight": weight("attn_norm"),
-        "mlp_norm.weight": weight("post_attention_norm"),
-        **{f"mlp.{name}.weight": weight(f"ffn_{name}") for name in ("gate", "up", "down")},
-    },
-    attention={
-        **{f"{name}.weight": weight(f"attn_{name}") for name in "qkv"},
-        "out.weight": weight("attn_output"),
-        "q_norm.weight": weight("attn_q_norm"),
-        "k_norm.weight": weight("attn_k_norm"),
-    },
+GGUF = hybrid_names.GGUF.but(
+    both={"mlp_norm.weight": weight("post_attention_norm")},
     other={
-        "qkv.weight": weight("attn_qkv"),
-        "z.weight": weight("attn_gate"),
-        "b.weight": weight("ssm_beta"),
-        "a.weight": weight("ssm_alpha"),
+        **weights_of({"qkv": "attn_qkv", "z": "attn_gate", "b": "ssm_beta", "a": "ssm_alpha"}),
+        **weights_of({"norm": "ssm_norm", "out": "ssm_out"}),
         "conv": weight("ssm_conv1d"),
         "A_log": Part(("ssm_a",), "log_negative"),
         "dt_bias": Part(("ssm_dt.bias",)),
-        "norm.weight": weight("ssm_norm"),
-        "out.weight": weight("ssm_out"),
     },
 )
 
@@ -124,17 +90,11 @@ UNUSED = re.compile(r"(model\.visual\.|visual\.|mtp\.).*")
 
 def read_qwen35(source: ForeignConfig, weights: Weights) -> tuple[Qwen35Config, Renamed]:
     """See the module's docstring."""
-    files = weights.take_all()
-    file = file_name(files)
-    config = _config(_text_config(source))
+    files, config = weights.take_all(), _config(_text_config(source))
     prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in files), PREFIXES[1])
     names = folder_names(prefix)
-    parts = names.parts_of(config)
-    _refuse_converted(files, parts, config, file)
-    unused = {key for key in files if UNUSED.fullmatch(key)}
-    ours = Renamed(files, parts)
-    ours.check(file, config.weight_shapes(), unused | refuse_other_head(files, config, names, file))
-    return config, ours
+    _refuse_converted(files, names.parts_of(config), config)
+    return config, names.read(files, config, UNUSED)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -149,9 +109,10 @@ OTHER_MTP = "the multi-token head is left out: only one of one layer drafts"
 
 def mtp_names() -> HybridNames:
     """The parts of a folder's multi-token head."""
-    norms = {f"{name}_norm.weight": f"{MTP}pre_fc_norm_{name}" for name in MTP_INPUTS}
-    ends = {"join.weight": weight(f"{MTP}fc"), "norm.weight": weight(f"{MTP}norm", "plus_one")}
-    ends |= {name: weight(key, "plus_one") for name, key in norms.items()}
+    norms = {f"{name}_norm": f"{MTP}pre_fc_norm_{name}" for name in MTP_INPUTS}
+    ends = weights_of({"join": f"{MTP}fc"}) | weights_of(
+        {"norm": f"{MTP}norm", **norms}, "plus_one"
+    )
     return replace(folder_names(MTP), ends=ends)
 
 
@@ -192,7 +153,7 @@ def key_layouts(config: Qwen35Config) -> list[dict[str, Part]]:
 
 
 def _refuse_converted(
-    files: Mapping[str, Array], parts: Mapping[str, Part], config: Qwen35Config, name: str
+    files: Mapping[str, Array], parts: Mapping[str, Part], config: Qwen35Config
 ) -> None:
     """Raises `CheckpointError` for files of MLX, whose norms are stored as they are."""
     keys = [part.keys[0] for ours, part in parts.items() if ours.endswith(".conv")]
@@ -200,8 +161,8 @@ def _refuse_converted(
         shape = shape_in(files, key) if key in files else ()
         if len(shape) == 3 and shape[2] == 1 < config.conv_size:
             raise CheckpointError(
-                f"{name}: {key} is {list(shape)}, as files converted for MLX have it, which are"
-                " not supported: use the original"
+                f"{file_name(files)}: {key} is {list(shape)}, as files converted for MLX have it,"
+                " which are not supported: use the original"
             )
 
 
@@ -233,36 +194,22 @@ def _text_config(source: ForeignConfig) -> ForeignConfig:
 
 def _config(source: ForeignConfig) -> Qwen35Config:
     source.ignore(*TEXT_HARMLESS)
-    source.choice("hidden_act", "silu")
-    source.choice("attention_bias", False)
-    source.choice("attn_output_gate", True)
+    source.only(hidden_act="silu", attention_bias=False, attn_output_gate=True, mlp_only_layers=[])
     source.choice("output_gate_type", "swish", "silu")
-    source.choice("mlp_only_layers", [])
-    head_dim, rotary = source.integer("head_dim", 256), read_rotary(source, 1e7, 0.25, AXES)
-    num_layers, vocab_size = source.num_layers("num_hidden_layers"), source.integer("vocab_size")
+    usual = {"num_key_value_heads": None, "head_dim": 256, "max_position_embeddings": 32_768}
+    sizes = read_decoder(source, ("rms_norm_eps", 1e-6), usual)
+    rotary, interval = read_rotary(source, 1e7, 0.25, AXES), "full_attention_interval"
+    layers = sizes["num_hidden_layers"], KINDS, source.integer(interval, 4)
     config = Qwen35Config(
-        vocab_size=vocab_size,
-        hidden_size=source.integer("hidden_size"),
-        num_hidden_layers=num_layers,
-        intermediate_size=source.integer("intermediate_size"),
-        attention_layers=attention_layers(
-            source, num_layers, KINDS, source.integer("full_attention_interval", 4)
-        ),
-        num_attention_heads=source.integer("num_attention_heads"),
-        num_key_value_heads=source.integer("num_key_value_heads"),
-        head_dim=head_dim,
-        rotary_dim=int(head_dim * rotary.part),
+        **sizes,
+        attention_layers=attention_layers(source, *layers),
+        rotary_dim=int(sizes["head_dim"] * rotary.part),
         rope_theta=rotary.theta,
         num_key_heads=source.integer("linear_num_key_heads", 16),
         num_value_heads=source.integer("linear_num_value_heads", 32),
         key_head_dim=source.integer("linear_key_head_dim", 128),
         value_head_dim=source.integer("linear_value_head_dim", 128),
         conv_size=source.integer("linear_conv_kernel_dim", 4),
-        norm_eps=source.number("rms_norm_eps", 1e-6),
-        tied=source.boolean("tie_word_embeddings", False),
-        bos_token_id=source.special_id("bos_token_id", vocab_size),
-        eos_token_id=source.special_id("eos_token_id", vocab_size),
-        max_context=source.integer("max_position_embeddings", 32_768),
     )
     source.refuse_unknown()
     return config
@@ -321,7 +268,7 @@ def read_gguf_mtp(file: GgufFile, config: Qwen35Config) -> tuple[Qwen35MtpConfig
         return None
     keys = {f"{name}_norm": f"{name[0]}norm" for name in MTP_INPUTS}
     keys |= {"join": "eh_proj", "norm": "shared_head_norm"}
-    ends = {f"{name}.weight": weight(f"{block}.nextn.{key}") for name, key in keys.items()}
+    ends = weights_of({name: f"{block}.nextn.{key}" for name, key in keys.items()})
     return whole_mtp(file, replace(GGUF, ends=ends, block=block), f"{block}.", config)
 
 

@@ -33,10 +33,6 @@ void read_bounded(BoundedModel& m, const Options& options, Packer& p, bool gated
     if (!m.slides) m.max_positions = options.integer("context");
 }
 
-bool is_attention(const Packer& packer, const std::string& mixer) {
-    return packer.has(mixer + "q.weight");
-}
-
 BoundedAttention read_attention(
     const BoundedModel& m, const Options& options, Packer& p, int layer, const std::string& mixer) {
     BoundedAttention l;
@@ -56,6 +52,16 @@ BoundedAttention read_attention(
     l.sinks = m.sinks;
     l.block_bytes = size_t(options.number("group_bytes"));
     return l;
+}
+
+std::string read_bounded_layer(
+    const BoundedModel& m, const Options& o, Packer& p, int index, BoundedLayer& l) {
+    const std::string block = "blocks." + std::to_string(index) + ".", mixer = block + "mixer.";
+    l.norm = p.norm(block + "mixer_norm");
+    l.is_attention = p.has(mixer + "q.weight");
+    if (l.is_attention) l.attention = read_attention(m, o, p, index, mixer);
+    if (p.has(block + "mlp_norm.weight")) l.mlp = read_mlp(p, block, m.precision);
+    return mixer;
 }
 
 void make_window(BoundedModel& m, BoundedAttention& l, int context) {

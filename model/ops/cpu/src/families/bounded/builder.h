@@ -12,11 +12,13 @@ void read_bounded(BoundedModel& model, const Options& options, Packer& packer, b
 // `kind`.
 const double* read_frequencies(
     const BoundedModel& model, const Options& options, Packer& packer, const std::string& kind);
-// The layer's `mixer` if it is one of attention.
-bool is_attention(const Packer& packer, const std::string& mixer);
 BoundedAttention read_attention(
     const BoundedModel& model, const Options& options, Packer& packer, int layer,
     const std::string& mixer);
+// What `layer` has of the norm, the attention and the MLP at its end. Returns what the names of its mixer's
+// weights begin with.
+std::string read_bounded_layer(
+    const BoundedModel& model, const Options& options, Packer& packer, int index, BoundedLayer& layer);
 // Its past is the last `context` positions, in the state proper.
 void make_window(BoundedModel& model, BoundedAttention& layer, int context);
 // The buffers of all bounded models; `widest` is the inner width of the MLP.

@@ -42,6 +42,14 @@ struct BoundedAttention {
     int num_blocks() const { return (context + POSITION_BLOCK - 1) / POSITION_BLOCK; }
 };
 
+// A layer, which a family extends where its mixer may be another one.
+struct BoundedLayer {
+    Norm norm;
+    bool is_attention = false;
+    BoundedAttention attention;
+    Mlp mlp;
+};
+
 struct BoundedModel : Model {
     int num_heads = 0, num_kv_heads = 0, head_size = 0;  // H, G and F
     int rotary_size = 0;  // channels that turn

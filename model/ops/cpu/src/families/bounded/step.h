@@ -22,6 +22,13 @@ static_assert(ATTENTION_ROWS <= POSITION_BLOCK);
 constexpr int SEGMENTS = 4;
 
 class BoundedStep : protected MlpStep {
+public:
+    static size_t private_bytes(const BoundedModel& m, const Strides&) {
+        const int n = padded(m.head_size, 16), places = POSITION_BLOCK + ATTENTION_ROWS + 2 * m.most_places;
+        return size_t(ATTENTION_ROWS * m.group()) * sizeof(Query) +
+               size_t(4 * n + m.features) * sizeof(float) + size_t(places) * n * sizeof(uint16_t);
+    }
+
 protected:
     BoundedStep(const BoundedModel& m, const Batch& b, Worker& w)
         : MlpStep(m, b, w), m(m), queries((Query*)p.own) {
@@ -32,12 +39,6 @@ protected:
         own_keys = (uint16_t*)(room + 4 * n + m.features);
         own_values = own_keys + POSITION_BLOCK * n;
         copy = own_values + ATTENTION_ROWS * n;
-    }
-
-    static size_t private_bytes(const BoundedModel& m) {
-        const int n = padded(m.head_size, 16), places = POSITION_BLOCK + ATTENTION_ROWS + 2 * m.most_places;
-        return size_t(ATTENTION_ROWS * m.group()) * sizeof(Query) +
-               size_t(4 * n + m.features) * sizeof(float) + size_t(places) * n * sizeof(uint16_t);
     }
 
     void begin() {

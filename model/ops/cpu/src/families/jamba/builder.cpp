@@ -12,18 +12,12 @@ std::shared_ptr<const Model> build(const Options& o, Packer& p, Precision precis
     read_beginning(*m, o, p, precision);
     read_bounded(*m, o, p, false);
     m->mamba = read_mamba1_sizes(o);
-    auto* layers = p.arena.make<JambaLayer>(m->num_layers);
+    auto* layers = p.arena.make<BoundedLayer>(m->num_layers);
     auto* mixers = p.arena.make<Mamba1Mixer>(m->num_layers);
     for (int i = 0; i < m->num_layers; i++) {
-        const std::string block = "blocks." + std::to_string(i) + ".", mixer = block + "mixer.";
-        JambaLayer& l = layers[i];
-        l.norm = p.norm(block + "mixer_norm");
-        l.is_attention = is_attention(p, mixer);
-        if (l.is_attention)
-            l.attention = read_attention(*m, o, p, i, mixer);
-        else
+        const std::string mixer = read_bounded_layer(*m, o, p, i, layers[i]);
+        if (!layers[i].is_attention)
             mixers[i] = read_mamba1_mixer(m->mamba, o, p, precision, i, mixer);
-        l.mlp = read_mlp(p, block, precision);
     }
     m->layers = layers;
     m->mamba.layers = mixers;

@@ -6,21 +6,14 @@
 
 namespace everstream {
 
-struct JambaLayer {
-    Norm norm;
-    bool is_attention = false;
-    BoundedAttention attention;  // the other mixers are in `JambaModel::mamba`
-    Mlp mlp;
-};
-
 // After the buffers of the attention, those of Mamba-1.
 struct JambaBuffers : BoundedBuffers {
     enum { projected = BoundedBuffers::num, selected, delta, y, num };
 };
 
 struct JambaModel : BoundedModel {
-    Mamba1Mixers mamba;
-    const JambaLayer* layers = nullptr;
+    Mamba1Mixers mamba;  // those of layers that are not attention
+    const BoundedLayer* layers = nullptr;
 };
 
 }  // namespace everstream

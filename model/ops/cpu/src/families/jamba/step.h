@@ -17,7 +17,7 @@ public:
     void run() {
         begin();
         for (int i = 0; i < m.num_layers; i++) {
-            const JambaLayer& l = m.layers[i];
+            const BoundedLayer& l = m.layers[i];
             if (l.is_attention)
                 attention(l.attention, l.norm);
             else
@@ -27,9 +27,7 @@ public:
         finish();
     }
 
-    static size_t private_bytes(const JambaModel& m, const Strides&) {
-        return BoundedStep::private_bytes(m);
-    }
+    using BoundedStep::private_bytes;
 
 private:
     const JambaModel& m;

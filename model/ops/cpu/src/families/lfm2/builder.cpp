@@ -28,23 +28,16 @@ void read_window(Lfm2Model& m, const Options& o, BoundedAttention& l) {
     l.angles = 2 * m.rotary_size;
 }
 
-Lfm2Layer read_layer(Lfm2Model& m, const Options& o, Packer& p, int index) {
-    const std::string block = "blocks." + std::to_string(index) + ".", mixer = block + "mixer.";
-    Lfm2Layer l;
-    l.norm = p.norm(block + "mixer_norm");
-    l.is_attention = is_attention(p, mixer);
-    if (l.is_attention)
-        l.attention = read_attention(m, o, p, index, mixer);
-    else
-        l.convolution = read_convolution(m, o, p, index, mixer);
+void read_layer(Lfm2Model& m, const Options& o, Packer& p, int index, Lfm2Layer& l) {
+    const std::string block = "blocks." + std::to_string(index) + ".";
+    const std::string mixer = read_bounded_layer(m, o, p, index, l);
+    if (!l.is_attention) l.convolution = read_convolution(m, o, p, index, mixer);
     if (m.window_frequencies && o.integer("window_" + std::to_string(index)))
         read_window(m, o, l.attention);
-    l.mlp = read_mlp(p, block, m.precision);
     if (p.has(block + "mixer_post_norm.weight")) {
         l.post = p.norm(block + "mixer_post_norm");
         l.mlp_post = p.norm(block + "mlp_post_norm");
     }
-    return l;
 }
 
 std::shared_ptr<const Model> build(const Options& o, Packer& p, Precision precision) {
@@ -55,7 +48,7 @@ std::shared_ptr<const Model> build(const Options& o, Packer& p, Precision precis
     if (o.integer("window")) m->window_frequencies = read_frequencies(*m, o, p, "window_");
     m->conv_size = o.integer("conv_size");
     auto* layers = p.arena.make<Lfm2Layer>(m->num_layers);
-    for (int i = 0; i < m->num_layers; i++) layers[i] = read_layer(*m, o, p, i);
+    for (int i = 0; i < m->num_layers; i++) read_layer(*m, o, p, i, layers[i]);
     m->layers = layers;
     read_end(*m, p);
     return m;

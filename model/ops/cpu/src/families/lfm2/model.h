@@ -11,13 +11,9 @@ struct ShortConvolution {
     size_t ring = 0;              // byte offset of the last products of B and x [W - 1][D]
 };
 
-struct Lfm2Layer {
-    Norm norm, post;  // `post`: of what the mixer gives, or nothing
-    bool is_attention = false;
-    BoundedAttention attention;  // one of both
-    ShortConvolution convolution;
-    Mlp mlp;
-    Norm mlp_post;
+struct Lfm2Layer : BoundedLayer {
+    ShortConvolution convolution;  // where it is not attention
+    Norm post, mlp_post;           // of what the mixer and the MLP give, or nothing
 };
 
 // After the buffers of the attention: what the convolution gives.

@@ -25,9 +25,7 @@ public:
         finish();
     }
 
-    static size_t private_bytes(const Lfm2Model& m, const Strides&) {
-        return BoundedStep::private_bytes(m);
-    }
+    using BoundedStep::private_bytes;
 
 private:
     // Channels of a task.

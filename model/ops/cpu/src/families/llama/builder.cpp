@@ -53,23 +53,18 @@ void read_window(LlamaModel& m, const Options& o, Packer& p, int index, const st
     m.features = std::max(m.features, l.far.features);
 }
 
-LlamaLayer read_layer(LlamaModel& m, const Options& o, Packer& p, int index) {
-    const std::string block = "blocks." + std::to_string(index) + ".", mixer = block + "mixer.";
-    LlamaLayer l;
-    l.norm = p.norm(block + "mixer_norm");
-    l.attention = read_attention(m, o, p, index, mixer);
+void read_layer(LlamaModel& m, const Options& o, Packer& p, int index, BoundedLayer& l) {
+    const std::string mixer = read_bounded_layer(m, o, p, index, l);
     l.attention.rotates = o.integer("rotates_" + std::to_string(index)) != 0;
     if (o.number("windowed") != 0) read_window(m, o, p, index, mixer, l.attention);
-    l.mlp = read_mlp(p, block, m.precision);
-    return l;
 }
 
 std::shared_ptr<const Model> build(const Options& o, Packer& p, Precision precision) {
     auto m = std::make_shared<LlamaModel>();
     read_beginning(*m, o, p, precision);
     read_bounded(*m, o, p, false);
-    auto* layers = p.arena.make<LlamaLayer>(m->num_layers);
-    for (int i = 0; i < m->num_layers; i++) layers[i] = read_layer(*m, o, p, i);
+    auto* layers = p.arena.make<BoundedLayer>(m->num_layers);
+    for (int i = 0; i < m->num_layers; i++) read_layer(*m, o, p, i, layers[i]);
     m->layers = layers;
     read_end(*m, p);
     return m;

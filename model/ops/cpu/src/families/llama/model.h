@@ -5,14 +5,8 @@
 
 namespace everstream {
 
-struct LlamaLayer {
-    Norm norm;
-    BoundedAttention attention;
-    Mlp mlp;
-};
-
 struct LlamaModel : BoundedModel {
-    const LlamaLayer* layers = nullptr;
+    const BoundedLayer* layers = nullptr;
 };
 
 }  // namespace everstream

@@ -15,16 +15,14 @@ public:
     void run() {
         begin();
         for (int i = 0; i < m.num_layers; i++) {
-            const LlamaLayer& l = m.layers[i];
+            const BoundedLayer& l = m.layers[i];
             attention(l.attention, l.norm);
             mlp(l.mlp, BoundedBuffers::hidden);
         }
         finish();
     }
 
-    static size_t private_bytes(const LlamaModel& m, const Strides&) {
-        return BoundedStep::private_bytes(m);
-    }
+    using BoundedStep::private_bytes;
 
 private:
     const LlamaModel& m;

@@ -1,7 +1,6 @@
 // Mamba-2 models; the names of weights are those of model/families/mamba.
 #include "families/mamba/mamba2_builder.h"
 
-#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 
@@ -73,12 +72,8 @@ std::shared_ptr<const Model> build_mamba2(const Options& o, Packer& packer, Prec
 
 void set_strides(const Model& model, Strides& s) {
     const auto& m = static_cast<const Mamba2Model&>(model);
-    using B = Mamba2Buffers;
-    static_assert(B::num <= MAX_BUFFERS);
-    set_buffer(s, B::projected, padded_stride(m.mixers.rows_of_in()));
-    set_buffer(s, B::y, padded_stride(m.mixers.inner));
-    s.widest = std::max(s.x, s.buffers[B::y]);
-    s.prepared = s.widest;
+    static_assert(Mamba2Buffers::num <= MAX_BUFFERS);
+    set_mamba2_strides<Mamba2Buffers>(m.mixers, s);
 }
 
 }  // namespace

@@ -23,6 +23,13 @@ protected:
     using Base::s;
     using Base::w;
 
+    // The whole mixer of a layer.
+    void mixer(const Norm& norm, const Part& all) {
+        Base::products(Base::normed(norm), {{&mixer_of(all).in, Base::into(Places::projected)}});
+        mamba2(all);
+        project(all, NoUpdates());
+    }
+
     // What follows the products with `in`, up to those with `out`.
     void mamba2(const Part& all) {
         convolve_and_leave(all, Part());

@@ -19,7 +19,7 @@ public:
         if (goes_in_halves())
             layers_in_halves();
         else
-            for (int i = 0; i < m.num_layers; i++) layer(whole(i));
+            for (int i = 0; i < m.num_layers; i++) mixer(m.norms[i], whole(i));
         finish();
     }
 
@@ -30,12 +30,6 @@ private:
     void enter(const Part& part, Updates updates) {
         const auto rows = normed(m.norms[part.layer], part.rows);
         products(rows, {{&mixer_of(part).in, into(Mamba2Buffers::projected)}}, updates);
-    }
-
-    void layer(const Part& all) {
-        enter(all, NoUpdates());
-        mamba2(all);
-        project(all, NoUpdates());
     }
 
     // The heads of a part are updated between two products of the part before or after it: those that

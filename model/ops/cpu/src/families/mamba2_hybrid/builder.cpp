@@ -1,6 +1,4 @@
 // Hybrids over Mamba-2; the names of weights are those of model/families/mamba2_hybrid.
-#include <algorithm>
-
 #include "families/bounded/builder.h"
 #include "families/mamba/mamba2_builder.h"
 #include "families/mamba2_hybrid/model.h"
@@ -9,24 +7,20 @@ namespace everstream {
 
 namespace {
 
-// `part` is in front of the names of one of two mixers.
-std::string mixer_name(const Packer& p, const std::string& mixer, const std::string& part) {
-    return p.has(mixer + part + "out.weight") ? mixer + part : mixer;
-}
-
-Mamba2HybridLayer read_layer(const Mamba2HybridModel& m, const Options& o, Packer& p, int index) {
-    const std::string block = "blocks." + std::to_string(index) + ".", mixer = block + "mixer.";
-    const std::string attention = mixer_name(p, mixer, "attention.");
-    Mamba2HybridLayer l;
-    l.norm = p.norm(block + "mixer_norm");
-    l.is_attention = is_attention(p, attention);
-    l.is_mamba = p.has(mixer_name(p, mixer, "mamba.") + "in.weight");
-    if (l.is_attention) l.attention = read_attention(m, o, p, index, attention);
-    if (m.ends_with_mlp)
-        l.mlp = read_mlp(p, block, m.precision);
-    else if (!l.is_attention && !l.is_mamba)
+// The mixers of a layer, where they are two with a part in front of the names of each; or an MLP.
+void read_mixers(
+    const Mamba2HybridModel& m, const Options& o, Packer& p, int index, BoundedLayer& l,
+    Mamba2Mixer& mamba) {
+    std::string mixer = read_bounded_layer(m, o, p, index, l);
+    if (p.has(mixer + "attention.q.weight")) {
+        l.is_attention = true;
+        l.attention = read_attention(m, o, p, index, mixer + "attention.");
+        mixer += "mamba.";
+    }
+    if (p.has(mixer + "in.weight"))
+        mamba = read_mamba2_mixer(m.mamba, o, p, m.precision, index, mixer);
+    else if (!l.is_attention)
         l.mlp = {{}, p.pack({mixer + "up"}, m.precision), p.pack({mixer + "down"}, m.precision)};
-    return l;
 }
 
 std::shared_ptr<const Model> build(const Options& o, Packer& p, Precision precision) {
@@ -39,15 +33,9 @@ std::shared_ptr<const Model> build(const Options& o, Packer& p, Precision precis
     m->intermediate = o.integer("intermediate_size");
     m->ends_with_mlp = o.number("ends_with_mlp") != 0;
     m->mamba = read_mamba2_sizes(o, o.integer("num_mamba_heads"), o.integer("mamba_head_dim"));
-    auto* layers = p.arena.make<Mamba2HybridLayer>(m->num_layers);
+    auto* layers = p.arena.make<BoundedLayer>(m->num_layers);
     auto* mixers = p.arena.make<Mamba2Mixer>(m->num_layers);
-    for (int i = 0; i < m->num_layers; i++) {
-        layers[i] = read_layer(*m, o, p, i);
-        if (!layers[i].is_mamba) continue;
-        const std::string mixer = "blocks." + std::to_string(i) + ".mixer.";
-        mixers[i] =
-            read_mamba2_mixer(m->mamba, o, p, precision, i, mixer_name(p, mixer, "mamba."));
-    }
+    for (int i = 0; i < m->num_layers; i++) read_mixers(*m, o, p, i, layers[i], mixers[i]);
     m->layers = layers;
     m->mamba.layers = mixers;
     read_end(*m, p);
@@ -56,11 +44,8 @@ std::shared_ptr<const Model> build(const Options& o, Packer& p, Precision precis
 
 void set_strides(const Model& model, Strides& s) {
     const auto& m = static_cast<const Mamba2HybridModel&>(model);
-    using B = Mamba2HybridBuffers;
-    static_assert(B::num <= MAX_BUFFERS);
-    set_buffer(s, B::projected, padded_stride(m.mamba.rows_of_in()));
-    set_buffer(s, B::y, padded_stride(m.mamba.inner));
-    s.widest = s.buffers[B::y];
+    static_assert(Mamba2HybridBuffers::num <= MAX_BUFFERS);
+    set_mamba2_strides<Mamba2HybridBuffers>(m.mamba, s);
     set_bounded_strides(m, s, m.intermediate);
 }
 

@@ -6,14 +6,6 @@
 
 namespace everstream {
 
-// Attention, a Mamba-2, both of the same normed input, or neither: an MLP of squared ReLU.
-struct Mamba2HybridLayer {
-    Norm norm;
-    bool is_attention = false, is_mamba = false;
-    BoundedAttention attention;  // the other mixer is in `Mamba2HybridModel::mamba`
-    Mlp mlp;                     // that of a layer of neither has no norm, and rows of `up` alone
-};
-
 // After the buffers of the attention, those of Mamba-2.
 struct Mamba2HybridBuffers : BoundedBuffers {
     enum { projected = BoundedBuffers::num, y, num };
@@ -21,9 +13,12 @@ struct Mamba2HybridBuffers : BoundedBuffers {
 
 struct Mamba2HybridModel : BoundedModel {
     Mamba2Mixers mamba;
+    // Attention, a Mamba-2, both of the same normed input, or neither: an MLP of squared ReLU, which has
+    // no norm of its own, and rows of `up` alone.
+    const BoundedLayer* layers = nullptr;
     int intermediate = 0;        // the width inside the MLPs
     bool ends_with_mlp = false;  // whether each layer has one behind its mixers
-    const Mamba2HybridLayer* layers = nullptr;
+    bool is_mamba(int layer) const { return mamba.layers[layer].in.n > 0; }
 };
 
 }  // namespace everstream

@@ -17,13 +17,13 @@ public:
     void run() {
         begin();
         for (int i = 0; i < m.num_layers; i++) {
-            const Mamba2HybridLayer& l = m.layers[i];
-            if (l.is_attention && l.is_mamba)
+            const BoundedLayer& l = m.layers[i];
+            if (l.is_attention && m.is_mamba(i))
                 parallel(l, whole(i));
             else if (l.is_attention)
                 attention(l.attention, l.norm);
-            else if (l.is_mamba)
-                recurrence(l, whole(i));
+            else if (m.is_mamba(i))
+                mixer(l.norm, whole(i));
             else
                 squared_relu(l);
             if (m.ends_with_mlp) mlp(l.mlp, B::hidden);
@@ -31,19 +31,11 @@ public:
         finish();
     }
 
-    static size_t private_bytes(const Mamba2HybridModel& m, const Strides&) {
-        return BoundedStep::private_bytes(m);
-    }
+    using BoundedStep::private_bytes;
 
 private:
-    void recurrence(const Mamba2HybridLayer& l, const Part& all) {
-        products(normed(l.norm), {{&mixer_of(all).in, into(B::projected)}});
-        mamba2(all);
-        project(all, NoUpdates());
-    }
-
     // Both read the normed x before either adds to it.
-    void parallel(const Mamba2HybridLayer& l, const Part& all) {
+    void parallel(const BoundedLayer& l, const Part& all) {
         products(
             normed(l.norm),
             {{&l.attention.in, into(B::in)}, {&mixer_of(all).in, into(B::projected)}});
@@ -52,7 +44,7 @@ private:
         project(all, NoUpdates());
     }
 
-    void squared_relu(const Mamba2HybridLayer& l) {
+    void squared_relu(const BoundedLayer& l) {
         products(normed(l.norm), {{&l.mlp.up, into(B::hidden, Into::square_relu)}});
         products(plain(B::hidden, m.intermediate), {{&l.mlp.down, onto_x()}});
     }

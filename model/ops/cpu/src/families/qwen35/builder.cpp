@@ -29,19 +29,6 @@ DeltaNet read_delta(const Qwen35Model& m, const Options& o, Packer& p, int layer
     return l;
 }
 
-Qwen35Layer read_layer(const Qwen35Model& m, const Options& o, Packer& p, int index) {
-    const std::string block = "blocks." + std::to_string(index) + ".", mixer = block + "mixer.";
-    Qwen35Layer l;
-    l.norm = p.norm(block + "mixer_norm");
-    l.is_attention = is_attention(p, mixer);
-    if (l.is_attention)
-        l.attention = read_attention(m, o, p, index, mixer);
-    else
-        l.delta = read_delta(m, o, p, index, mixer);
-    l.mlp = read_mlp(p, block, m.precision);
-    return l;
-}
-
 std::shared_ptr<const Model> build(const Options& o, Packer& p, Precision precision) {
     auto m = std::make_shared<Qwen35Model>();
     read_beginning(*m, o, p, precision);
@@ -54,7 +41,10 @@ std::shared_ptr<const Model> build(const Options& o, Packer& p, Precision precis
     if (m->num_value_heads % m->num_key_heads)
         throw std::invalid_argument("num_value_heads is no multiple of num_key_heads");
     auto* layers = p.arena.make<Qwen35Layer>(m->num_layers);
-    for (int i = 0; i < m->num_layers; i++) layers[i] = read_layer(*m, o, p, i);
+    for (int i = 0; i < m->num_layers; i++) {
+        const std::string mixer = read_bounded_layer(*m, o, p, i, layers[i]);
+        if (!layers[i].is_attention) layers[i].delta = read_delta(*m, o, p, i, mixer);
+    }
     m->layers = layers;
     if (p.has("join.weight")) {
         m->embedding_norm = p.norm("embedding_norm");

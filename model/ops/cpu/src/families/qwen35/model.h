@@ -19,12 +19,8 @@ struct DeltaNet {
     size_t ring = 0, S = 0;
 };
 
-struct Qwen35Layer {
-    Norm norm;
-    bool is_attention = false;
-    BoundedAttention attention;  // one of both
-    DeltaNet delta;
-    Mlp mlp;
+struct Qwen35Layer : BoundedLayer {
+    DeltaNet delta;  // where it is not attention
 };
 
 // After the buffers of the attention: b and a of the delta net, and what its heads give; what `join`

@@ -28,8 +28,8 @@ public:
         finish();
     }
 
-    static size_t private_bytes(const Qwen35Model& m, const Strides&) {
-        const size_t attention = BoundedStep::private_bytes(m), delta = ROWS * sizeof(DeltaToken);
+    static size_t private_bytes(const Qwen35Model& m, const Strides& s) {
+        const size_t attention = BoundedStep::private_bytes(m, s), delta = ROWS * sizeof(DeltaToken);
         return attention > delta ? attention : delta;
     }
 
