@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 #: What `everstream serve` imports on its way to the first token of the native runtime, or may.
 ON_THE_NATIVE_WAY = (
     *("model.config", "model.attention", "model.state", "model.tokenizer", "model.weights"),
-    *("model.checkpoint", "model.foreign.gpt2", "model.families.llama.read"),
+    *("model.checkpoint", "model.evaluation", "model.foreign.gpt2", "model.families.llama.read"),
     *("model.foreign.flash_linear_attention", "model.native.runtime"),
     *("model.architectures", "model.families.rwkv7.config", "model.families.rwkv7.read"),
     *("model.checkpoint_files", "model.weights.safetensors", "model.weights.torch_file"),

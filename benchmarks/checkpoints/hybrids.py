@@ -210,7 +210,8 @@ def _mamba2_fields(config: Mamba2HybridConfig) -> dict[str, Any]:
     }
     if not config.ends_with_mlp:
         inner = [config.intermediate_size * (not any(kind)) for kind in kinds]
-        return fields | {"feed_forward_length": inner}
+        eps = config.norm_eps
+        return fields | {"feed_forward_length": inner, "attention.layer_norm_epsilon": eps}
     return fields | {
         "attention.scale": config.attention_scale,
         "embedding_scale": config.embedding_scale,

@@ -342,11 +342,11 @@ class HybridConfig(BoundedConfig):
 
     @abstractmethod
     def other_state(self) -> dict[str, TensorSpec]:
-        """The state tensors of a layer that is not attention."""
+        """The state tensors of the other mixer, in one layer."""
 
     @abstractmethod
     def other_shapes(self) -> dict[str, Shape]:
-        """The weights of its mixer, by their names in it."""
+        """The weights of the other mixer, by their names in it."""
 
     @property
     def is_attention(self) -> list[bool]:

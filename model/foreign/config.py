@@ -136,7 +136,7 @@ class ForeignConfig:
         return value
 
     def refuse_experts(self, name: str, found: object) -> None:
-        """Raises `ConfigError` where ``found``, the number of experts called ``name``, is not 0."""
+        """Raises `ConfigError` where ``found``: the file has experts, by its field ``name``."""
         if found:
             raise ConfigError(f"{self.family}: {name} is not supported: {DENSE_ALONE}")
 

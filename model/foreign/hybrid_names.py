@@ -17,7 +17,7 @@ from model.weights import CheckpointError, Weights, file_name
 
 Parts = Mapping[str, Part]
 NO_PARTS: Parts = {}
-#: Of which files have none that are left out.
+#: Matches no key.
 NO_KEY = re.compile("(?!)")
 
 

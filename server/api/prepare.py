@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 async def in_thread_if_long(num_chars: float, call: Callable[[], T]) -> T:
-    """The result of ``call``, which goes through so much text: in a thread where it is long."""
+    """The result of ``call``, which reads so many characters: in a thread where these are many."""
     return call() if num_chars <= MAX_INLINE_CHARS else await asyncio.to_thread(call)
 
 

@@ -40,11 +40,13 @@ class _SpecialNames:
 
     def __init__(self, names: Iterable[str]) -> None:
         # A name of one character has no inside; no tokenizer is known to have one.
-        self.names = [name for name in names if len(name) > 1]
-        self.longest = max(map(len, self.names), default=0)
-        self.whole = Names(self.names)
-        self.heads = {name[:at] for name in self.names for at in range(1, len(name))}
-        self.tails = {name[at:] for name in self.names for at in range(1, len(name))}
+        cut = [name for name in names if len(name) > 1]
+        self.longest = max(map(len, cut), default=0)
+        self.whole = Names(cut)
+        self.heads = {name[:at] for name in cut for at in range(1, len(name))}
+        self.tails = {name[at:] for name in cut for at in range(1, len(name))}
+        #: What is inside of each, with a character between them that no text is likely to have.
+        self.insides = "\0".join(name[1:-1] for name in cut)
 
 
 @lru_cache(maxsize=16)
@@ -91,7 +93,7 @@ class Marks:
                 places.add(len(core) - size + 1)
             if core[:size] in special.tails:
                 places.add(size - 1)
-        if len(core) <= special.longest and any(core in name[1:-1] for name in special.names):
+        if len(core) <= special.longest and core in special.insides:
             places.add(1)
         return before + self._put(core, places) + after
 

@@ -180,6 +180,8 @@ logger = logging.getLogger("everstream.prefixes")
 MAX_UNWRITTEN = 64
 #: Bytes of states that are written when the server stops, so that it stops soon.
 MAX_SAVED_BYTES = 256 << 20
+#: Of more tokens a thread looks for the beginnings, 35 ns each.
+MAX_INLINE_TOKENS = 4096
 #: How long an engine may take to name them.
 SAVE_TIMEOUT_S = 5.0
 
@@ -198,6 +200,12 @@ class Prefixes(Protocol):
 
     def named(self, owner: str, key: bytes) -> Prefix | None:
         """The one of this key, where it is here and not in memory."""
+
+    def may_find(self, owner: str, tokens: Sequence[int], origin: str = "") -> bool:
+        """False where it is certain, without waiting, that `find` has nothing. For any thread."""
+
+    def may_name(self, owner: str, key: bytes) -> bool:
+        """The same of `named`."""
 
 
 class PrefixTier:
@@ -224,6 +232,8 @@ class PrefixTier:
         self._max_saved_bytes = max_saved_bytes
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefixes")
         self._unwritten: deque[Evicted] = deque(maxlen=MAX_UNWRITTEN)
+        #: Calls of `_put`, and those whose states the thread has written.
+        self._num_put = self._num_written = 0
         self._saved: list[Evicted] = []
         self._fetching: set[asyncio.Task[None]] = set()
         self._overdue: asyncio.Task[None] | None = None
@@ -275,14 +285,22 @@ class PrefixTier:
         self, request: Request, start: SessionValue | None
     ) -> Callable[[], Prefix | None] | None:
         """What is to be asked for the request, if anything."""
+        # What waits to be written may be found behind it.
+        is_settled = self._num_put == self._num_written
         if request.prefix is not None:
             key = PrefixHandle.parse(request.prefix).key
+            if is_settled and not self._prefixes.may_name(request.owner, key):
+                return None
             return partial(self._prefixes.named, request.owner, key)
         if request.session is not None or len(request.tokens) < FIRST_POWER or request.score:
             return None
         text = TokenArray.joined(self._before(request, start), request.tokens)
         origin = "" if start is None or start.origin is None else start.origin.digest
-        return partial(self._prefixes.find, request.owner, text, origin)
+        wanted = request.owner, text, origin
+        is_settled &= len(text) <= MAX_INLINE_TOKENS
+        if is_settled and not self._prefixes.may_find(*wanted):
+            return None
+        return partial(self._prefixes.find, *wanted)
 
     def _before(self, request: Request, start: SessionValue | None) -> tuple[int, ...]:
         """What the session's state has not seen before the request's own tokens."""
@@ -301,6 +319,7 @@ class PrefixTier:
             logger.debug("a prompt's state could not be fetched: %s", error)
 
     def _put(self, evicted: Sequence[Evicted]) -> None:
+        self._num_put += 1
         self._unwritten.extend(evicted)
         self._thread.submit(self._write)
 
@@ -311,6 +330,7 @@ class PrefixTier:
             if self._fetching and not self._closing:
                 self._thread.submit(self._write)
                 return
+        self._num_written += 1
 
     def _put_to_tier(self, evicted: Sequence[Evicted]) -> None:
         try:

@@ -82,6 +82,12 @@ MESSAGES: dict[str, dict[str, Any]] = {
         **OPEN,
     },
     "a question in its answer": {"messages": [_said("a" * THIRD), _said("a" * THIRD, "assistant")]},
+    **{
+        f"beginnings of names as {field}": {
+            "messages": [_said("", "assistant", **{field: TEXTS["beginnings of names"]}), *HI]
+        }
+        for field in ("reasoning_content", "refusal")
+    },
     "many messages": {"messages": [_said("a")] * 4096},
     "many parts": {"messages": [_said([{"type": "text", "text": "a"}] * 4000)] * 8},
     "many calls": {"messages": [_calls(*["{}"] * 128)] * 100},

@@ -42,7 +42,7 @@ PAGES: dict[str, Callable[[], dict[str, str]]] = {
     "docs/models/llama.md": lambda: models.llama_tables() | constant_state.oracle_tables(),
     "model/bundled/smollm2/README.md": constant_state.summary,
     "docs/models/mamba.md": models.mamba_tables,
-    "docs/models/mamba2-hybrids.md": partial(models.family_summary, "mamba2_hybrid"),
+    "docs/models/mamba2-hybrids.md": models.mamba2_hybrid_tables,
     "docs/models/qwen3.5.md": lambda: models.qwen35_tables() | speculation.head_tables(),
     "docs/models/rwkv7.md": models.tables,
     "docs/contribute/model.md": quantization.tables,

@@ -307,6 +307,13 @@ def mamba_tables() -> dict[str, str]:
     return {**published.tables("mamba2", "mamba"), **family_summary("mamba2")}
 
 
+def mamba2_hybrid_tables() -> dict[str, str]:
+    """Those of docs/models/mamba2-hybrids.md."""
+    rows = read_result(RESULTS / "checkpoints_mamba2_hybrid.json")["rows"]
+    one = {"mamba2_hybrid one thread": full_table(rows)}
+    return family_summary("mamba2_hybrid") | one
+
+
 def choice_table() -> str:
     """Tokens/s of each model in int8, of one stream and of 64."""
     body = []

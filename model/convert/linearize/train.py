@@ -1,4 +1,4 @@
-"""The two stages of training, and the scan before them: a step is a function of its number.
+"""The scan of the layers, and the two stages of training, whose steps are functions of a number.
 
 A run keeps its parameters between two steps in a folder, and shows how far it is.
 """

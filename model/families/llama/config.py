@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
-from model.architectures.config import check_positive
+from model.architectures.config import check_booleans, check_positive
 from model.architectures.hybrid import (
     MIN_CONTEXT,
     SINKS,
@@ -160,9 +160,7 @@ class LlamaConfig(BoundedConfig):
         super().__post_init__()
         if self.head_dim % 2:
             raise ConfigError(f"head_dim must be even, not {self.head_dim}")
-        for name in ("qk_norm", "qkv_bias", "out_bias"):
-            if type(getattr(self, name)) is not bool:
-                raise ConfigError(f"{name} must be a boolean, not {getattr(self, name)!r}")
+        check_booleans(self, "qk_norm", "qkv_bias", "out_bias")
         self._set("rope_factors", self._factors(self.rope_factors))
         self._set("unrotated_layers", self._layers(self.unrotated_layers))
 

@@ -193,7 +193,7 @@ class Mamba2Config(JsonConfig):
         """See `model.architectures.config.Config`.
 
         The number of heads is `EXPAND` D / P where it is not chosen; the ``attention_options`` are
-        `OPTIONS`.
+        `MAMBA2_OPTIONS`.
         """
         sizes, options = take_chosen(chosen, cls.attention, MAMBA2_OPTIONS)
         if "intermediate_size" in sizes:

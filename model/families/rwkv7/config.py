@@ -11,7 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from model.architectures.config import JsonConfig, check_epsilon, check_positive, check_token_ids
+from model.architectures.config import (
+    JsonConfig,
+    check_booleans,
+    check_epsilon,
+    check_positive,
+    check_token_ids,
+    take_chosen,
+)
 from model.architectures.hybrid import decoder_shapes
 from model.files import ConfigError
 from model.tensor_spec import Shape, TensorSpec
@@ -90,8 +97,7 @@ class Rwkv7Config(JsonConfig):
         check_positive(self, "vocab_size", "hidden_size", "num_hidden_layers", "head_dim")
         check_positive(self, "intermediate_size", *(rank for _, rank in LOW_RANKS.values()))
         check_epsilon(self, "norm_eps", "group_norm_eps")
-        if type(self.embedding_norm) is not bool:
-            raise ConfigError(f"embedding_norm must be a boolean, not {self.embedding_norm!r}")
+        check_booleans(self, "embedding_norm")
         check_token_ids(self, "bos_token_id", "eos_token_id")
         if self.hidden_size % self.head_dim:
             raise ConfigError(f"head_dim must divide {self.hidden_size}, not {self.head_dim}")
@@ -185,14 +191,8 @@ def chosen_sizes(
 
     Raises `ConfigError`. Heads follow from the other sizes: see `check_heads`.
     """
-    sizes = dict(chosen)
+    sizes, values = take_chosen(chosen, attention, options)
     sizes.pop("num_attention_heads", None)
-    name, values = sizes.pop("attention", None), sizes.pop("attention_options", {})
-    if name not in (None, attention):
-        raise ConfigError(f"attention must be {attention!r}, not {name!r}")
-    if not isinstance(values, dict) or values.keys() - set(options):
-        names = ", ".join(options)
-        raise ConfigError(f"attention_options must be an object of {names}, not {values!r}")
     return sizes | values
 
 
@@ -254,9 +254,7 @@ class Arwkv7Config(JsonConfig):
         if self.gate_rank != 0:
             check_positive(self, "gate_rank")
         check_epsilon(self, "norm_eps", "group_norm_eps")
-        for name in ("group_norm", "tied"):
-            if type(getattr(self, name)) is not bool:
-                raise ConfigError(f"{name} must be a boolean, not {getattr(self, name)!r}")
+        check_booleans(self, "group_norm", "tied")
         check_token_ids(self, "bos_token_id", "eos_token_id")
         if self.hidden_size % self.head_dim:
             raise ConfigError(f"head_dim must divide {self.hidden_size}, not {self.head_dim}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypeVar
@@ -238,9 +239,28 @@ def text_of(content: Content | ToolContent | Said | None) -> str:
     """The text of a content; parts become lines."""
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join(
-        part.refusal if isinstance(part, HeldRefusal) else part.text for part in content
-    )
+    return "\n".join(map(_text_of_part, content))
+
+
+def _text_of_part(part: TextPart | HeldRefusal) -> str:
+    return part.refusal if isinstance(part, HeldRefusal) else part.text
+
+
+def num_chars(message: ChatMessage) -> float:
+    """Characters of all texts of ``message``; infinite where it has calls."""
+    if isinstance(message, AssistantMessage) and message.tool_calls:
+        return math.inf
+    num = 0
+    for value in vars(message).values():
+        if isinstance(value, str):
+            num += len(value)
+        elif isinstance(value, list):
+            num += sum(_PART_CHARS + len(_text_of_part(part)) for part in value)
+    return num
+
+
+#: What a part costs besides its text, as characters.
+_PART_CHARS = 16
 
 
 def arguments_of(call: ToolCall) -> object:

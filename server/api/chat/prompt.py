@@ -18,10 +18,11 @@ from server.api.chat.messages import (
     UserMessage,
     arguments_of,
     is_plain_json,
+    num_chars,
     text_of,
     tool_object,
 )
-from server.api.prepare import in_thread_if_long
+from server.api.prepare import MAX_INLINE_CHARS, in_thread_if_long
 from server.chat.renderer import Marks, Rendered, parted
 from server.engine.text import TokenArray
 from server.engine.types import Finished, TokenEvent
@@ -184,17 +185,23 @@ async def prompt_of(
         ids = TokenArray(marks.ids(text, tokenizer))
         return ids, places(ids, text, rendered.shared, marks, tokenizer)
 
-    ids, cache_at = await in_thread_if_long(len(text), encoded)
+    # `places` encodes up to three ends of each other text.
+    ids, cache_at = await in_thread_if_long(len(text) * (1 + 3 * len(rendered.shared)), encoded)
     return Prompt(ids, text[-END_CHARS:], cache_at)
 
 
 def _num_chars(
     messages: Sequence[ChatMessage], tools: Sequence[FunctionTool], given: Mapping[str, Any]
 ) -> float:
-    """About how much text `_template_input` goes through; tools and other values are a lot."""
-    if tools or given or any(getattr(message, "tool_calls", None) for message in messages):
+    """At least how much text `_template_input` goes through; tools and other values are a lot."""
+    if tools or given:
         return math.inf
-    return sum(_MESSAGE_CHARS + len(text_of(message.content)) for message in messages)
+    num = 0.0
+    for message in messages:
+        num += _MESSAGE_CHARS + num_chars(message)
+        if num > MAX_INLINE_CHARS:
+            break
+    return num
 
 
 @dataclass(frozen=True, slots=True)

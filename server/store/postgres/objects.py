@@ -464,6 +464,14 @@ class SharedPrefixes:
             return None
         return self._ask(partial(self._find, owner, tokens, origin), None)
 
+    def may_find(self, owner: str, tokens: Sequence[int], origin: str = "") -> bool:
+        """See `server.sessions.origins.Prefixes`: the database knows."""
+        return True
+
+    def may_name(self, owner: str, key: bytes) -> bool:
+        """The same of `named`."""
+        return True
+
     def named(self, owner: str, key: bytes) -> Prefix | None:
         """The one of this key; None as well where memory has it already."""
         return self._ask(partial(self._named, owner, key), None)

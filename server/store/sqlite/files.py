@@ -262,7 +262,8 @@ class PrefixFiles:
 
     Without ``max_bytes`` it is `DEFAULT_PREFIX_BYTES`, or less on a disk that is nearly full.
     What was unused for ``max_age_s`` goes when the next one is written, or at the next start.
-    For one thread at a time. Raises `OSError` where the folder cannot be used.
+    For one thread at a time, but for `may_find` and `may_name`. Raises `OSError` where the folder
+    cannot be used.
     """
 
     def __init__(
@@ -309,23 +310,40 @@ class PrefixFiles:
         None as well where that one has been given out lately and not been put back: it is
         in memory then.
         """
-        here = self._places.get(_folder(owner), {})
-        lengths = {place.num_tokens for place in here.values()}
-        fitting = sorted(length for length in lengths if length < len(tokens))
-        if not fitting:
-            return None
-        for key in reversed(list(keys(owner, tokens[: fitting[-1]], fitting, origin))):
-            place = here.get(key.hex())
-            if place is not None and self._is_lent(place):
+        for place in self._fitting(owner, tokens, origin):
+            if self._is_lent(place):
                 return None
-            if place is not None and (hit := self._lend(place)) is not None:
+            if (hit := self._lend(place)) is not None:
                 return hit
         return None
 
     def named(self, owner: str, key: bytes) -> Prefix | None:
         """The one of this key; None as well where it is in memory, as in `find`."""
-        place = self._places.get(_folder(owner), {}).get(key.hex())
+        place = self._named(owner, key)
         return None if place is None or self._is_lent(place) else self._lend(place)
+
+    def may_find(self, owner: str, tokens: Sequence[int], origin: str = "") -> bool:
+        """See `server.sessions.origins.Prefixes`."""
+        place = next(self._fitting(owner, tokens, origin), None)
+        return place is not None and not self._is_lent(place)
+
+    def may_name(self, owner: str, key: bytes) -> bool:
+        """See `server.sessions.origins.Prefixes`."""
+        place = self._named(owner, key)
+        return place is not None and not self._is_lent(place)
+
+    def _fitting(self, owner: str, tokens: Sequence[int], origin: str) -> Iterator[_PrefixPlace]:
+        """The beginnings of ``tokens`` that are here and not all of them, the longest first."""
+        here = self._places.get(_folder(owner), {})
+        lengths = {place.num_tokens for place in list(here.values())}
+        fitting = sorted(length for length in lengths if length < len(tokens))
+        if fitting:
+            for key in reversed(list(keys(owner, tokens[: fitting[-1]], fitting, origin))):
+                if (place := here.get(key.hex())) is not None:
+                    yield place
+
+    def _named(self, owner: str, key: bytes) -> _PrefixPlace | None:
+        return self._places.get(_folder(owner), {}).get(key.hex())
 
     def _found(self) -> Iterator[tuple[_PrefixPlace, os.stat_result]]:
         for file in self._path.glob(f"*/*{SUFFIX}"):

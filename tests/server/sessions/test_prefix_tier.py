@@ -36,6 +36,7 @@ class FakePrefixes:
         self.gate.set()
         self.entered = threading.Event()
         self.error: OSError | None = None
+        self.may_have = True
 
     def put(self, evicted: Sequence[Evicted]) -> None:
         self._call("put")
@@ -50,6 +51,12 @@ class FakePrefixes:
     def named(self, owner: str, key: bytes) -> Prefix | None:
         self._call(f"named {owner}")
         return self.hits.get(owner) if key == HIT.key else None
+
+    def may_find(self, owner: str, tokens: Sequence[int], origin: str = "") -> bool:
+        return self.may_have
+
+    def may_name(self, owner: str, key: bytes) -> bool:
+        return self.may_have
 
     def _call(self, name: str) -> None:
         self.entered.set()
@@ -99,6 +106,27 @@ async def test_short_texts_and_kept_sessions_are_not_looked_for() -> None:
         await tier.fetch(Request("r", "me", TEXT, None, session="s"))
         tier.close()
     assert prefixes.calls == []
+
+
+async def test_what_is_certainly_not_there_is_looked_for_behind_writes_alone() -> None:
+    prefixes = FakePrefixes()
+    prefixes.may_have = False
+    prefixes.gate.clear()
+    named = replace(request(tokens=()), prefix=str(PrefixHandle(HIT.key, (7,))))
+    async with driving(FakeEngine(**PREFIXES)) as async_engine:
+        tier = PrefixTier(async_engine, prefixes, EOS)
+        await tier.fetch(request())
+        await tier.fetch(named)
+        assert not prefixes.entered.is_set()
+        async_engine.on_evicted_prefixes([entry(1)])
+        fetching = [await started_task(tier.fetch(each)) for each in (request(), named)]
+        prefixes.gate.set()
+        await asyncio.gather(*fetching)
+        assert prefixes.calls == ["put", "find me", "named me"]
+        await tier.fetch(request())
+        await tier.fetch(named)
+        tier.close()
+    assert prefixes.calls == ["put", "find me", "named me"]
 
 
 @pytest.mark.parametrize(("min_uses", "num_prompts"), [(1, 1), (3, 3)])

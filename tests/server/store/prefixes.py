@@ -19,6 +19,8 @@ TEXT = tuple(range(300))
 class Tier(Protocol):
     def find(self, owner: str, tokens: Sequence[int]) -> Prefix | None: ...
     def named(self, owner: str, key: bytes) -> Prefix | None: ...
+    def may_find(self, owner: str, tokens: Sequence[int]) -> bool: ...
+    def may_name(self, owner: str, key: bytes) -> bool: ...
 
 
 def new(
@@ -36,13 +38,15 @@ def new(
 
 def found(tier: Tier, owner: str = "a", text: tuple[int, ...] = TEXT) -> tuple[int, int]:
     """Tokens and fill byte of what is found; zeros for nothing."""
-    hit = tier.find(owner, text)
+    may_find, hit = tier.may_find(owner, text), tier.find(owner, text)
+    assert may_find or hit is None
     return (0, 0) if hit is None else (hit.num_tokens, int(hit.block.data[0]))
 
 
 def named(tier: Tier, entry: Evicted, owner: str = "a") -> bool:
     """Whether ``entry`` is found by its key, as it was put."""
-    prefix = tier.named(owner, entry.prefix.key)
+    may_name, prefix = (ask(owner, entry.prefix.key) for ask in (tier.may_name, tier.named))
+    assert may_name or prefix is None
     if prefix is None:
         return False
     assert prefix._replace(block=entry.prefix.block) == entry.prefix

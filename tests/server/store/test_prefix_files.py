@@ -112,6 +112,22 @@ def test_state_that_memory_has_is_not_read_from_the_disk_for_a_while(tmp_path: P
     assert found(tier) == (0, 0)
 
 
+def test_what_is_not_here_or_in_memory_is_known_without_reading(tmp_path: Path) -> None:
+    entry, tier = new(128, 1), files(tmp_path)
+    key = entry.prefix.key
+
+    def may() -> tuple[bool, bool]:
+        return tier.may_find("a", TEXT), tier.may_name("a", key)
+
+    assert may() == (False, False)
+    tier.put([entry])
+    assert may() == (True, True)
+    assert not tier.may_find("b", TEXT)
+    assert not tier.may_find("a", TEXT[:128])  # one is left to feed
+    assert found(tier) == (128, 1)  # and so memory has it
+    assert may() == (False, False)
+
+
 def test_use_is_remembered_by_the_next_process(tmp_path: Path) -> None:
     tier = files(tmp_path, num=2)
     tier.put([new(128, 1), new(256, 2)])

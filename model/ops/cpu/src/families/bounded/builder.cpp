@@ -55,11 +55,15 @@ BoundedAttention read_attention(
 }
 
 std::string read_bounded_layer(
-    const BoundedModel& m, const Options& o, Packer& p, int index, BoundedLayer& l) {
+    const BoundedModel& m, const Options& o, Packer& p, int index, BoundedLayer& l,
+    const std::function<void(const std::string&)>& read_other) {
     const std::string block = "blocks." + std::to_string(index) + ".", mixer = block + "mixer.";
     l.norm = p.norm(block + "mixer_norm");
     l.is_attention = p.has(mixer + "q.weight");
-    if (l.is_attention) l.attention = read_attention(m, o, p, index, mixer);
+    if (l.is_attention)
+        l.attention = read_attention(m, o, p, index, mixer);
+    else if (read_other)
+        read_other(mixer);
     if (p.has(block + "mlp_norm.weight")) l.mlp = read_mlp(p, block, m.precision);
     return mixer;
 }

@@ -1,6 +1,9 @@
 // What the builders of families with a bounded past share.
 #pragma once
 
+#include <functional>
+#include <string>
+
 #include "families/bounded/model.h"
 #include "runtime/family.h"
 
@@ -15,10 +18,12 @@ const double* read_frequencies(
 BoundedAttention read_attention(
     const BoundedModel& model, const Options& options, Packer& packer, int layer,
     const std::string& mixer);
-// What `layer` has of the norm, the attention and the MLP at its end. Returns what the names of its mixer's
-// weights begin with.
+// The norm, the attention or what `read_other` reads in its place, and the MLP at the end of a layer: in the
+// order of a step, which asks for the weights behind those that it multiplies. `read_other` is given what the
+// names of the mixer's weights begin with, which is also returned.
 std::string read_bounded_layer(
-    const BoundedModel& model, const Options& options, Packer& packer, int index, BoundedLayer& layer);
+    const BoundedModel& model, const Options& options, Packer& packer, int index, BoundedLayer& layer,
+    const std::function<void(const std::string&)>& read_other = {});
 // Its past is the last `context` positions, in the state proper.
 void make_window(BoundedModel& model, BoundedAttention& layer, int context);
 // The buffers of all bounded models; `widest` is the inner width of the MLP.

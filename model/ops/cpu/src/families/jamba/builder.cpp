@@ -15,9 +15,9 @@ std::shared_ptr<const Model> build(const Options& o, Packer& p, Precision precis
     auto* layers = p.arena.make<BoundedLayer>(m->num_layers);
     auto* mixers = p.arena.make<Mamba1Mixer>(m->num_layers);
     for (int i = 0; i < m->num_layers; i++) {
-        const std::string mixer = read_bounded_layer(*m, o, p, i, layers[i]);
-        if (!layers[i].is_attention)
+        read_bounded_layer(*m, o, p, i, layers[i], [&](const std::string& mixer) {
             mixers[i] = read_mamba1_mixer(m->mamba, o, p, precision, i, mixer);
+        });
     }
     m->layers = layers;
     m->mamba.layers = mixers;

@@ -30,8 +30,9 @@ void read_window(Lfm2Model& m, const Options& o, BoundedAttention& l) {
 
 void read_layer(Lfm2Model& m, const Options& o, Packer& p, int index, Lfm2Layer& l) {
     const std::string block = "blocks." + std::to_string(index) + ".";
-    const std::string mixer = read_bounded_layer(m, o, p, index, l);
-    if (!l.is_attention) l.convolution = read_convolution(m, o, p, index, mixer);
+    read_bounded_layer(m, o, p, index, l, [&](const std::string& mixer) {
+        l.convolution = read_convolution(m, o, p, index, mixer);
+    });
     if (m.window_frequencies && o.integer("window_" + std::to_string(index)))
         read_window(m, o, l.attention);
     if (p.has(block + "mixer_post_norm.weight")) {

@@ -7,11 +7,10 @@ namespace everstream {
 
 namespace {
 
-// The mixers of a layer, where they are two with a part in front of the names of each; or an MLP.
+// What is not attention alone: Mamba-2, both, with a part in front of the names of each, or an MLP.
 void read_mixers(
     const Mamba2HybridModel& m, const Options& o, Packer& p, int index, BoundedLayer& l,
-    Mamba2Mixer& mamba) {
-    std::string mixer = read_bounded_layer(m, o, p, index, l);
+    Mamba2Mixer& mamba, std::string mixer) {
     if (p.has(mixer + "attention.q.weight")) {
         l.is_attention = true;
         l.attention = read_attention(m, o, p, index, mixer + "attention.");
@@ -35,7 +34,10 @@ std::shared_ptr<const Model> build(const Options& o, Packer& p, Precision precis
     m->mamba = read_mamba2_sizes(o, o.integer("num_mamba_heads"), o.integer("mamba_head_dim"));
     auto* layers = p.arena.make<BoundedLayer>(m->num_layers);
     auto* mixers = p.arena.make<Mamba2Mixer>(m->num_layers);
-    for (int i = 0; i < m->num_layers; i++) read_mixers(*m, o, p, i, layers[i], mixers[i]);
+    for (int i = 0; i < m->num_layers; i++)
+        read_bounded_layer(*m, o, p, i, layers[i], [&](const std::string& mixer) {
+            read_mixers(*m, o, p, i, layers[i], mixers[i], mixer);
+        });
     m->layers = layers;
     m->mamba.layers = mixers;
     read_end(*m, p);

@@ -42,8 +42,9 @@ std::shared_ptr<const Model> build(const Options& o, Packer& p, Precision precis
         throw std::invalid_argument("num_value_heads is no multiple of num_key_heads");
     auto* layers = p.arena.make<Qwen35Layer>(m->num_layers);
     for (int i = 0; i < m->num_layers; i++) {
-        const std::string mixer = read_bounded_layer(*m, o, p, i, layers[i]);
-        if (!layers[i].is_attention) layers[i].delta = read_delta(*m, o, p, i, mixer);
+        read_bounded_layer(*m, o, p, i, layers[i], [&](const std::string& mixer) {
+            layers[i].delta = read_delta(*m, o, p, i, mixer);
+        });
     }
     m->layers = layers;
     if (p.has("join.weight")) {
