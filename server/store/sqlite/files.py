@@ -9,7 +9,7 @@ import os
 import secrets
 import shutil
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from hashlib import blake2b
@@ -280,6 +280,7 @@ class PrefixFiles:
         self._num_bytes = 0
         self._sizes: OrderedDict[_PrefixPlace, int] = OrderedDict()
         self._places: dict[str, dict[str, _PrefixPlace]] = {}  # by folder and key
+        self._lengths: dict[str, Counter[int]] = {}  # by folder: files of so many tokens
         self._lent: dict[_PrefixPlace, float] = {}
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         for leftover in path.glob("*/*.new"):
@@ -334,8 +335,9 @@ class PrefixFiles:
 
     def _fitting(self, owner: str, tokens: Sequence[int], origin: str) -> Iterator[_PrefixPlace]:
         """The beginnings of ``tokens`` that are here and not all of them, the longest first."""
-        here = self._places.get(_folder(owner), {})
-        lengths = {place.num_tokens for place in list(here.values())}
+        folder = _folder(owner)
+        here = self._places.get(folder, {})
+        lengths = list(self._lengths.get(folder, ()))
         fitting = sorted(length for length in lengths if length < len(tokens))
         if fitting:
             for key in reversed(list(keys(owner, tokens[: fitting[-1]], fitting, origin))):
@@ -407,12 +409,17 @@ class PrefixFiles:
 
     def _add(self, place: _PrefixPlace, num_bytes: int) -> None:
         self._places.setdefault(place.folder, {})[place.key] = place
+        self._lengths.setdefault(place.folder, Counter())[place.num_tokens] += 1
         self._sizes[place] = num_bytes
         self._num_bytes += num_bytes
 
     def _remove(self, place: _PrefixPlace) -> None:
         self._num_bytes -= self._sizes.pop(place)
         self._places[place.folder].pop(place.key, None)
+        lengths = self._lengths[place.folder]
+        lengths[place.num_tokens] -= 1
+        if not lengths[place.num_tokens]:
+            del lengths[place.num_tokens]
         self._lent.pop(place, None)
         with suppress(OSError):  # the next process finds it
             (self._path / place.name).unlink()
