@@ -210,7 +210,7 @@ def _mamba2_fields(config: Mamba2HybridConfig) -> dict[str, Any]:
     }
     if not config.ends_with_mlp:
         inner = [config.intermediate_size * (not any(kind)) for kind in kinds]
-        eps = config.norm_eps
+        eps = config.norm_eps  # llama.cpp asks for both names
         return fields | {"feed_forward_length": inner, "attention.layer_norm_epsilon": eps}
     return fields | {
         "attention.scale": config.attention_scale,

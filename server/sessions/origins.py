@@ -297,8 +297,8 @@ class PrefixTier:
         text = TokenArray.joined(self._before(request, start), request.tokens)
         origin = "" if start is None or start.origin is None else start.origin.digest
         wanted = request.owner, text, origin
-        is_settled &= len(text) <= MAX_INLINE_TOKENS
-        if is_settled and not self._prefixes.may_find(*wanted):
+        is_short = len(text) <= MAX_INLINE_TOKENS
+        if is_settled and is_short and not self._prefixes.may_find(*wanted):
             return None
         return partial(self._prefixes.find, *wanted)
 

@@ -246,6 +246,10 @@ def _text_of_part(part: TextPart | HeldRefusal) -> str:
     return part.refusal if isinstance(part, HeldRefusal) else part.text
 
 
+#: What a part costs besides its text, as characters.
+_PART_CHARS = 16
+
+
 def num_chars(message: ChatMessage) -> float:
     """Characters of all texts of ``message``; infinite where it has calls."""
     if isinstance(message, AssistantMessage) and message.tool_calls:
@@ -257,10 +261,6 @@ def num_chars(message: ChatMessage) -> float:
         elif isinstance(value, list):
             num += sum(_PART_CHARS + len(_text_of_part(part)) for part in value)
     return num
-
-
-#: What a part costs besides its text, as characters.
-_PART_CHARS = 16
 
 
 def arguments_of(call: ToolCall) -> object:

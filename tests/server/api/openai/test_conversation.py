@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from model.chat import PLAIN, ChatTemplate
 from model.tokenizer import END_OF_TEXT, Tokenizer
-from server.api.chat.messages import Messages, Tools
+from server.api.chat.messages import Messages, Tools, num_chars
 from server.api.chat.prompt import prompt_of
 from server.chat.renderer import Renderer
 from server.errors import InvalidRequest
@@ -254,3 +254,27 @@ async def test_plain_template_makes_paragraphs(renderer: Renderer) -> None:
     told = await talker.text(messages[:1], [TOOL])
     assert '{"name": "look", "description": "Looks."}\n\nA story.\n\n' in told
     assert told.startswith(END_OF_TEXT)
+
+
+LONG = "a" * 5000
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": LONG},
+        {"role": "user", "content": [{"type": "text", "text": LONG}]},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": LONG}]},
+        {"role": "assistant", "content": "", "reasoning_content": LONG},
+        {"role": "assistant", "content": "", "refusal": LONG},
+        {"role": "assistant", "content": "a", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "c", "content": LONG},
+    ],
+)
+def test_all_texts_of_a_message_count_where_short_chats_are_prepared_at_once(
+    message: dict[str, Any],
+) -> None:
+    (read,) = TypeAdapter(Messages).validate_python([message])
+    assert num_chars(read) >= len(LONG)
+    (short,) = TypeAdapter(Messages).validate_python([{"role": "user", "content": "hi"}])
+    assert num_chars(short) < 64
