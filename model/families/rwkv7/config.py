@@ -94,13 +94,8 @@ class Rwkv7Config(JsonConfig):
     embedding_norm: bool = True
 
     def __post_init__(self) -> None:
-        check_positive(self, "vocab_size", "hidden_size", "num_hidden_layers", "head_dim")
-        check_positive(self, "intermediate_size", *(rank for _, rank in LOW_RANKS.values()))
-        check_epsilon(self, "norm_eps", "group_norm_eps")
+        _check_sizes(self, "gate_rank")
         check_booleans(self, "embedding_norm")
-        check_token_ids(self, "bos_token_id", "eos_token_id")
-        if self.hidden_size % self.head_dim:
-            raise ConfigError(f"head_dim must divide {self.hidden_size}, not {self.head_dim}")
 
     @classmethod
     def for_training(
@@ -196,6 +191,16 @@ def chosen_sizes(
     return sizes | values
 
 
+def _check_sizes(config: Rwkv7Config | Arwkv7Config, *ranks: str) -> None:
+    """What both configs check, with more ``ranks``. Raises `ConfigError`."""
+    check_positive(config, "vocab_size", "hidden_size", "num_hidden_layers", "head_dim")
+    check_positive(config, "intermediate_size", "decay_rank", "rate_rank", "value_rank", *ranks)
+    check_epsilon(config, "norm_eps", "group_norm_eps")
+    check_token_ids(config, "bos_token_id", "eos_token_id")
+    if config.hidden_size % config.head_dim:
+        raise ConfigError(f"head_dim must divide {config.hidden_size}, not {config.head_dim}")
+
+
 def check_heads(config: TimeMixConfig, chosen: Mapping[str, Any]) -> None:
     """Raises `ConfigError` where a user chose another number of heads than ``config`` has."""
     heads, found = chosen.get("num_attention_heads"), config.num_attention_heads
@@ -249,15 +254,8 @@ class Arwkv7Config(JsonConfig):
     eos_token_id: int = 0
 
     def __post_init__(self) -> None:
-        check_positive(self, "vocab_size", "hidden_size", "num_hidden_layers", "head_dim")
-        check_positive(self, "intermediate_size", "decay_rank", "rate_rank", "value_rank")
-        if self.gate_rank != 0:
-            check_positive(self, "gate_rank")
-        check_epsilon(self, "norm_eps", "group_norm_eps")
+        _check_sizes(self, *(["gate_rank"] if self.gate_rank != 0 else []))
         check_booleans(self, "group_norm", "tied")
-        check_token_ids(self, "bos_token_id", "eos_token_id")
-        if self.hidden_size % self.head_dim:
-            raise ConfigError(f"head_dim must divide {self.hidden_size}, not {self.head_dim}")
 
     @classmethod
     def for_training(
