@@ -20,6 +20,7 @@ from model.convert.linearize.conversion import (
     DEFAULT_CHAT_TOKENS,
     EXAMPLES,
     GPU,
+    PAST,
     RANKS,
     TWO_CORES,
     Settings,
@@ -127,7 +128,7 @@ def cost_table() -> str:
             [0.0] * shape.num_layers, shape, given_bytes(None, shape)
         )
         full, low = (
-            memory(shape, plan, RANKS, 2 * Settings.window, size).most / 1e9 for size in (4, 2)
+            memory(shape, plan, RANKS, PAST * Settings.window, size).most / 1e9 for size in (4, 2)
         )
         tokens = DEFAULT_CHAT_TOKENS, Settings.match_tokens, Settings.tokens
         cores, gpu = (hours(shape, rates, *tokens) for rates in (TWO_CORES, GPU))
@@ -148,9 +149,6 @@ def write_adapter(
     source: SourceName,
     adapter: Annotated[Path, typer.Argument(help="Adapter of a run.", exists=True)],
     out: Annotated[Path, typer.Argument(help="Folder to write; existing files are replaced.")],
-    max_context: Annotated[
-        int, typer.Option(help="How far away the first tokens are seen at most.")
-    ] = 2048,
     wheel: Annotated[
         Path | None,
         typer.Option(help="Python wheel that has the source, for `everstream pull`.", exists=True),
@@ -162,7 +160,7 @@ def write_adapter(
         with tempfile.TemporaryFile() as copy:
             # Which has the source, or this raises.
             copy_verified(describe(read.path, wheel), wheel, copy)
-    write_adapter_folder(out, trained, read, max_context, wheel)
+    write_adapter_folder(out, trained, read, wheel)
     size = sum(file.stat().st_size for file in out.iterdir())
     typer.echo(f"{out}: {size:,} bytes")
 

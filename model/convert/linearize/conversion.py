@@ -91,8 +91,11 @@ SCAN_PIECES = 2
 MATCH_RATE, UPDATE_RATE, FAR_RATE = 4e-2, 8e-4, 1e-3
 MATCH_DECAY, DECAY = 0.4, 0.25
 MATCH_CLIP = 5.0
-#: Of twice ``window`` tokens are so many sequences of the second stage.
-LONG = 0.15
+#: Sequences of the second stage, in windows, each with its share. Without the longest, the model
+#: gets worse beyond the length of its training.
+LENGTHS = Choice((1, 2, 4), (0.6, 0.2, 0.2))
+#: What the source sees at most, in windows; farther away the model sees no first tokens.
+PAST = 2
 #: What the windows of delta layers are cut to (0 for nothing), each with its share: their far parts
 #: get work to do in short sequences. In the first stage only far parts learn, so that a whole ring
 #: would teach theirs nothing.
@@ -227,6 +230,12 @@ class Conversion:
         ranks = self.settings.ranks
         return dict.fromkeys(matrix_sizes(self.shape), ALL) if ranks is None else ranks
 
+    @property
+    def past(self) -> int:
+        """Tokens that the source sees at most, and how far away the model sees first tokens."""
+        windows = (layer.context for layer in self.plan.layers)
+        return min(max(PAST * self.settings.window, *windows), self.source.config.max_context)
+
     def announcement(self) -> str:
         """What it will take and write."""
         settings, shape = self.settings, self.shape
@@ -234,7 +243,7 @@ class Conversion:
             [0.0] * shape.num_layers, shape, given_bytes(settings.state, shape)
         )
         size = self.source.model.layer(0).qkv.element_size()
-        needed = memory(shape, plan, self.ranks, 2 * settings.window, size)
+        needed = memory(shape, plan, self.ranks, PAST * settings.window, size)
         chats = self._why_no_chats() or ""
         kind = "merged weights" if settings.merged else f"an adapter over {self.source.path.name}"
         return (
@@ -312,7 +321,7 @@ class Conversion:
     def distil(self, stop: Stop) -> bool:
         """Second stage: far parts and updates learn the source's distributions."""
         settings = self.settings
-        lengths = Choice((settings.window, 2 * settings.window), (1 - LONG, LONG))
+        lengths = Choice(tuple(n * settings.window for n in LENGTHS.values), LENGTHS.shares)
         options = Options(settings.seed + 1, settings.batch_size, lengths, settings.rings)
         trainer = self._trainer("distil", self._student, options, settings.tokens, DECAY)
         head = self._head
@@ -331,7 +340,9 @@ class Conversion:
             "precision": str(self.precision).removeprefix("torch."),
         }
         subject = Subject(self._student, self.source.tokenizer, self._valid["second"], made)
-        measures = self.settings.measures or Measures(length=2 * self.settings.window)
+        measures = self.settings.measures or Measures(
+            length=LENGTHS.values[-1] * self.settings.window
+        )
         with metered("report", 4, 0, "rows") as meter, self._autocast():
             report = run.with_average(
                 lambda: write_report(self.settings.out, subject, measures, stop, meter.update)
@@ -347,7 +358,7 @@ class Conversion:
         adapter = self._adapter(run, self._student)
         out = self.settings.out / "model"
         write = write_merged if self.settings.merged else write_adapter_folder
-        write(out, adapter, self.source, 2 * self.settings.window)
+        write(out, adapter, self.source)
         return True
 
     @cached_property
@@ -382,7 +393,7 @@ class Conversion:
 
     @cached_property
     def _student(self) -> Student:
-        student = Student(self.source.model, self.plan, self.ranks).to(self.device)
+        student = Student(self.source.model, self.plan, self.ranks, self.past).to(self.device)
         generator = torch.Generator().manual_seed(self.settings.seed + 1)
         student.init_weights(generator)
         return student
@@ -418,6 +429,7 @@ class Conversion:
             Schedule(steps, decay=int(decay * steps)),
             self.device,
             self.precision,
+            past=self.past,
         )
 
     def _train(
@@ -465,7 +477,8 @@ class Conversion:
 
     def _adapter(self, run: Run, student: Student) -> Adapter:
         notes = {"step": run.step, "tokens": run.num_tokens}
-        return Adapter(self.source.digest, student.plan, student.ranks, run.average, notes)
+        digest, ranks, farthest = self.source.digest, student.ranks, student.farthest
+        return Adapter(digest, student.plan, ranks, farthest, run.average, notes)
 
     def _autocast(self) -> torch.autocast:
         low = self.precision != torch.float32

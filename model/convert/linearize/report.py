@@ -225,7 +225,10 @@ def write_report(
             rows = {}
         elif before != about:
             rows = {name: row for name, row in rows.items() if name in (SOURCE, CONTROL)}
-    controlled = Student(source, control, {})
+    controlled = Student(source, control, {}, student.farthest)
+
+    def bounded(ids: Tensor) -> Tensor:
+        return source.hidden(ids, student.farthest)
 
     def without_far(ids: Tensor) -> Tensor:
         student.with_far = False
@@ -234,17 +237,18 @@ def write_report(
         finally:
             student.with_far = True
 
-    models = {
-        SOURCE: (source.hidden, None),
-        CONTROL: (controlled.hidden, control.state_bytes(shape)),
-        CONVERTED: (student.hidden, size),
-        ABLATED: (without_far, size),
+    # What bits per byte are measured of, and what recalls: the source with all of its past.
+    models: dict[str, tuple[Hidden, Hidden, int | None]] = {
+        SOURCE: (bounded, source.hidden, None),
+        CONTROL: (controlled.hidden, controlled.hidden, control.state_bytes(shape)),
+        CONVERTED: (student.hidden, student.hidden, size),
+        ABLATED: (without_far, without_far, size),
     }
-    for number, (name, (hidden, state_bytes)) in enumerate(models.items()):
+    for number, (name, (hidden, recalls, state_bytes)) in enumerate(models.items()):
         if name not in rows:
             if stop():
                 return None
-            rows[name] = {"state_bytes": state_bytes, **_row(hidden, subject, measures)}
+            rows[name] = {"state_bytes": state_bytes, **_row(hidden, recalls, subject, measures)}
         rows = {each: rows[each] for each in models if each in rows}
         text = json.dumps({**about, "rows": rows}, indent=1) + "\n"
         path.write_text(text, encoding="utf-8")
@@ -254,7 +258,7 @@ def write_report(
     return report
 
 
-def _row(hidden: Hidden, subject: Subject, measures: Measures) -> dict[str, Any]:
+def _row(hidden: Hidden, recalls: Hidden, subject: Subject, measures: Measures) -> dict[str, Any]:
     head, sizes = subject.student.source.head, token_bytes(subject.tokenizer)
     bits = {}
     for name, ids in subject.texts.items():
@@ -266,7 +270,7 @@ def _row(hidden: Hidden, subject: Subject, measures: Measures) -> dict[str, Any]
     if tells_colors_apart(subject.tokenizer):
         for distance in measures.distances:
             if distance < len(filler):
-                told = recall(hidden, head, subject.tokenizer, filler, distance, measures.recalls)
+                told = recall(recalls, head, subject.tokenizer, filler, distance, measures.recalls)
                 recalled[str(distance)] = round(told.accuracy, 3)
     return {"bits_per_byte": bits, "recall": recalled}
 

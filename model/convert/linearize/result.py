@@ -29,8 +29,8 @@ from model.weights import CheckpointError
 # What a conversion makes, in a file: far parts and updates over a base that is named by its hash.
 #
 # safetensors; the metadata ``linearize`` is JSON: ``base`` (SHA-256 of the GGUF file), ``plan``,
-# ``ranks``, ``lora_scale``, and what the maker wants to say (``notes``). `save_folder` writes the
-# model that is served (`model.adapted`).
+# ``ranks``, ``lora_scale``, ``farthest`` (of `Student`), and what the maker wants to say
+# (``notes``). `save_folder` writes the model that is served (`model.adapted`).
 
 
 KEY = "linearize"
@@ -43,12 +43,13 @@ class Adapter:
     base: str
     plan: Plan
     ranks: dict[str, int]
+    farthest: int
     weights: dict[str, Tensor]
     notes: dict[str, Any]
 
     def student(self, source: Llama) -> Student:
         """The model over ``source``."""
-        student = Student(source, self.plan, self.ranks)
+        student = Student(source, self.plan, self.ranks, self.farthest)
         student.load_state_dict({name: tensor.float() for name, tensor in self.weights.items()})
         return student
 
@@ -60,6 +61,7 @@ def save_adapter(path: Path, adapter: Adapter, dtype: torch.dtype = torch.float3
         "plan": adapter.plan.to_json(),
         "ranks": adapter.ranks,
         "lora_scale": LORA_SCALE,
+        "farthest": adapter.farthest,
         "notes": adapter.notes,
     }
     weights = {name: tensor.to(dtype).contiguous() for name, tensor in adapter.weights.items()}
@@ -80,8 +82,10 @@ def load_adapter(path: Path) -> Adapter:
         raise CheckpointError(
             f"{path.name} has lora_scale {values['lora_scale']}, not {LORA_SCALE}"
         )
-    plan = plan_from_json(values["plan"])
-    return Adapter(values["base"], plan, values["ranks"], weights, values["notes"])
+    if "farthest" not in values:
+        raise CheckpointError(f"{path.name} is of an older version: continue its conversion")
+    plan, farthest = plan_from_json(values["plan"]), values["farthest"]
+    return Adapter(values["base"], plan, values["ranks"], farthest, weights, values["notes"])
 
 
 #: Of the matrices that are updated, the names in a model's folder.
@@ -118,28 +122,26 @@ def served_name(name: str) -> str:
 # What a conversion makes: a folder that is served, as an adapter over its base or merged.
 
 
-def constant_config(source: Source, adapter: Adapter, max_context: int) -> LlamaConfig:
-    """The config of what is made; ``max_context`` is how far away first tokens are seen at most."""
-    windows = adapter.plan.layers
-    longest = max(max_context, *(layer.context for layer in windows))
-    limit = min(longest, source.config.max_context)
-    return replace(source.config, windows=windows, max_context=limit, context=0, past="stop")
+def constant_config(source: Source, adapter: Adapter) -> LlamaConfig:
+    """The config of what is made, whose ``max_context`` is how far away it sees first tokens."""
+    windows, farthest = adapter.plan.layers, adapter.farthest
+    return replace(source.config, windows=windows, max_context=farthest, context=0, past="stop")
 
 
 def write_adapter_folder(
-    folder: Path, adapter: Adapter, source: Source, max_context: int, wheel: Path | None = None
+    folder: Path, adapter: Adapter, source: Source, wheel: Path | None = None
 ) -> None:
     """Writes updates and far parts over the GGUF file of ``source``, which ``wheel`` may have."""
     base = describe(source.path, wheel)
-    save_folder(folder, adapter, constant_config(source, adapter, max_context), base)
+    save_folder(folder, adapter, constant_config(source, adapter), base)
 
 
-def write_merged(folder: Path, adapter: Adapter, source: Source, max_context: int) -> None:
+def write_merged(folder: Path, adapter: Adapter, source: Source) -> None:
     """Writes ``source`` with its updates and far parts, as a checkpoint in bfloat16."""
     model = read_source(source.path).model  # in float32, which updates are added to
     student = adapter.student(model)
     weights = served_weights(student.merged_source(), dict(student.named_parameters()))
     arrays = {name: tensor.float().cpu().numpy() for name, tensor in weights.items()}
-    network = model_of(constant_config(source, adapter, max_context), arrays)
+    network = model_of(constant_config(source, adapter), arrays)
     save_checkpoint(folder, network, source.tokenizer, torch.bfloat16)
     save_chat_template(folder, source.checkpoint.chat_template)

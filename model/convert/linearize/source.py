@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from model.architectures.hybrid import SINKS
 from model.checkpoint import Checkpoint, load_checkpoint, locate
 from model.convert.linearize.chats import ChatFormat, chat_format
 from model.convert.linearize.plan import LlamaShape
@@ -83,18 +84,26 @@ class Llama(nn.Module):
         return layer
 
     @torch.no_grad()
-    def hidden(self, ids: Tensor) -> Tensor:
-        """``ids`` [B, T] to the normed output of the last layer [B, T, D]."""
+    def hidden(self, ids: Tensor, past: int = 0) -> Tensor:
+        """``ids`` [B, T] to the normed output of the last layer [B, T, D].
+
+        With ``past`` a token sees the first tokens and the last others, so many in all.
+        """
         x = self.embedded(ids)
         for index in range(self.shape.num_layers):
-            x = self.after_layer(index, x)
+            x = self.after_layer(index, x, past)
         return self.final_norm(x)
 
-    def after_layer(self, index: int, x: Tensor) -> Tensor:
+    def after_layer(self, index: int, x: Tensor, past: int = 0) -> Tensor:
         """The residual stream [B, T, D] after layer ``index``."""
         layer = self.layer(index)
         q, k, v = self.heads(index, F.linear(self.attention_input(index, x), layer.qkv))
-        o = full_attention(*rotated(q, k, self.shape), v)
+        turned, keys = rotated(q, k, self.shape)
+        if past and x.shape[1] > past:
+            to_sinks = rotated_at_most(q, past, self.shape)
+            o = sliding_attention(turned, to_sinks, keys, v, past - SINKS, SINKS)
+        else:
+            o = full_attention(turned, keys, v)
         x = x + F.linear(merged(o), layer.out)
         return self.after_mlp(index, x)
 
@@ -158,6 +167,13 @@ def rotated(q: Tensor, k: Tensor, shape: LlamaShape) -> tuple[Tensor, Tensor]:
     return rotate(q, cos, sin), rotate(k, cos, sin)
 
 
+def rotated_at_most(q: Tensor, farthest: int, shape: LlamaShape) -> Tensor:
+    """Queries [B, H, T, K] of whole texts for the first tokens, seen no farther than that away."""
+    positions = torch.arange(q.shape[2], device=q.device).clamp_max(farthest - 1)
+    cos, sin = angles(positions, shape)
+    return rotate(q, cos.to(q.dtype), sin.to(q.dtype))
+
+
 def angles(positions: Tensor, shape: LlamaShape) -> tuple[Tensor, Tensor]:
     """Cosines and sines [..., K/2] of ``positions`` [...], as float32 from float64."""
     half = shape.head_dim // 2
@@ -178,6 +194,45 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def full_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal softmax attention: rotated q [B, H, T, K], k, v [B, H_kv, T, K] to [B, H, T, K]."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+#: Queries that `sliding_attention` computes at a time: their scores stay in the cache.
+SLIDING_BLOCK = 128
+
+
+@torch.no_grad()
+def sliding_attention(
+    q: Tensor, to_sinks: Tensor, k: Tensor, v: Tensor, window: int, sinks: int
+) -> Tensor:
+    """Softmax attention to the last ``window`` tokens and the first ones, without gradients.
+
+    Rotated ``q`` [B, H, T, K] and ``k``, ``v`` [B, H_kv, T, K] to [B, H, T, K]. The first tokens
+    are seen by ``to_sinks`` once they have left the window. `student.near_attention` is faster
+    where windows are short.
+    """
+    num_tokens, group, outputs = q.shape[2], q.shape[1] // k.shape[1], []
+    rows, first_rows = (x.unflatten(1, (-1, group)) * q.shape[-1] ** -0.5 for x in (q, to_sinks))
+    for start in range(0, num_tokens, SLIDING_BLOCK):
+        end = min(start + SLIDING_BLOCK, num_tokens)
+        size, oldest = end - start, start - window + 1
+        num_first, near = (sinks, max(sinks, oldest)) if oldest + size > 1 else (0, 0)
+        parts = (first_rows, (0, num_first)), (rows, (near, end))
+        scores = torch.cat(
+            [
+                queries[:, :, :, start:end].flatten(2, 3) @ k[:, :, slice(*seen)].transpose(-1, -2)
+                for queries, seen in parts
+            ],
+            dim=-1,
+        ).unflatten(2, (group, size))
+        at = torch.arange(start, end, device=q.device).unsqueeze(1)
+        keys = torch.cat([torch.arange(*seen, device=q.device) for _, seen in parts])
+        hidden = (keys > at) | ((keys <= at - window) & (keys >= sinks))
+        for edge in (slice(num_first + size), slice(-size, None)):  # all between them is seen
+            scores[..., edge].masked_fill_(hidden[:, edge], -torch.inf)
+        values = torch.cat([v[:, :, slice(*seen)] for _, seen in parts], dim=2)
+        o = scores.softmax(dim=-1).flatten(2, 3) @ values
+        outputs.append(o.unflatten(2, (group, size)))
+    return torch.cat(outputs, dim=3).flatten(1, 2)
 
 
 #: Fields of a Llama's config that a conversion cannot have, other than as they are by default.

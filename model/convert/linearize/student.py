@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from model.convert.linearize.plan import LlamaShape, Plan
 from model.convert.linearize.source import (
@@ -17,6 +18,7 @@ from model.convert.linearize.source import (
     merged,
     rotate,
     rotated,
+    rotated_at_most,
 )
 from model.families.llama.config import LayerPlan
 from model.families.llama.network import DeltaFar, RelativeFar, far_part
@@ -34,20 +36,35 @@ from model.families.llama.network import DeltaFar, RelativeFar, far_part
 MIN_BLOCK, MAX_BLOCK = 32, 256
 
 
-def near_attention(q: Tensor, k: Tensor, v: Tensor, window: int, sinks: int) -> Tensor:
-    """Rotated q [B, H, T, K] and k, v [B, H_kv, T, K] to o [B, H, T, K]."""
+def near_attention(
+    q: Tensor, k: Tensor, v: Tensor, window: int, sinks: int, to_sinks: Tensor | None = None
+) -> Tensor:
+    """Rotated q [B, H, T, K] and k, v [B, H_kv, T, K] to o [B, H, T, K].
+
+    ``to_sinks`` [B, H, T, K] are the queries that see the first tokens once these have left the
+    window, where they are turned otherwise.
+    """
     num_tokens = q.shape[2]
     head = full_attention(*(t[:, :, :window] for t in (q, k, v)))
     if num_tokens <= window:
         return head
     block = block_size(window, num_tokens - window)
     group = q.shape[1] // k.shape[1]
-    q, keys, values = (F.pad(t, (0, 0, 0, -(num_tokens - window) % block)) for t in (q, k, v))
-    # Queries of one group lie under each other, because they see the same keys.
-    rows = q[:, :, window:].unflatten(1, (-1, group)).unflatten(3, (-1, block))
-    rows = rows.transpose(2, 3).flatten(3, 4)  # [B, H_kv, N, G C, K]
-    keys, values = (_seen(t, block, window, sinks) for t in (keys, values))
-    scores = (rows * q.shape[-1] ** -0.5) @ keys.transpose(-1, -2)
+    padding = (0, 0, 0, -(num_tokens - window) % block)
+    keys, values = (_seen(F.pad(t, padding), block, window, sinks) for t in (k, v))
+
+    def scored(q: Tensor, keys: Tensor) -> Tensor:
+        # Queries of one group lie under each other, because they see the same keys.
+        rows = F.pad(q, padding)[:, :, window:].unflatten(1, (-1, group)).unflatten(3, (-1, block))
+        rows = rows.transpose(2, 3).flatten(3, 4)  # [B, H_kv, N, G C, K]
+        scores: Tensor = (rows * q.shape[-1] ** -0.5) @ keys.transpose(-1, -2)
+        return scores
+
+    scores = scored(q, keys)
+    if to_sinks is not None:
+        near = keys.shape[3] - sinks
+        first = scored(to_sinks, keys[:, :, :, near:])
+        scores = torch.cat([scores[..., :near], first], dim=-1)
     mask = _mask(scores.shape[2], block, window, sinks, q.device)
     scores = scores.unflatten(3, (group, block)).masked_fill(~mask.unsqueeze(1), -torch.inf)
     o = scores.softmax(dim=-1).flatten(3, 4) @ values
@@ -151,15 +168,16 @@ class Student(nn.Module):
     """``source`` with constant state. Its parameters are the far parts and the updates alone.
 
     ``ranks`` are those of the updates of the matrices of `matrix_sizes`; those not named have none,
-    and with 0 all of a matrix is trained.
+    and with 0 all of a matrix is trained. The first tokens are seen no farther away than
+    ``farthest``, as when it is served; 0 is no bound.
     """
 
-    def __init__(self, source: Llama, plan: Plan, ranks: dict[str, int]) -> None:
+    def __init__(self, source: Llama, plan: Plan, ranks: dict[str, int], farthest: int = 0) -> None:
         super().__init__()
         assert len(plan.layers) == source.shape.num_layers, (len(plan.layers), source.shape)
         assert ranks.keys() <= matrix_sizes(source.shape).keys(), ranks
         self._source = [source]  # in a list, so that its weights are not this module's
-        self.plan, self.ranks = plan, ranks
+        self.plan, self.ranks, self.farthest = plan, ranks, farthest
         self.layers = nn.ModuleList(
             StudentLayer(source.shape, layer, ranks) for layer in plan.layers
         )
@@ -193,15 +211,19 @@ class Student(nn.Module):
                 with torch.no_grad():
                     parameter.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)
 
-    def hidden(self, ids: Tensor, max_ring: int | None = None) -> Tensor:
+    def hidden(self, ids: Tensor, max_ring: int | None = None, recompute: bool = False) -> Tensor:
         """``ids`` [B, T] to the input of the head [B, T, D].
 
         ``max_ring`` shortens the windows of layers with a delta far part, so that it is trained on
-        short texts.
+        short texts. With ``recompute`` the backward pass has the memory of one layer, and computes
+        all of them again.
         """
         x = self.source.embedded(ids)
         for index in range(len(self.layers)):
-            x = self.after_layer(index, x, max_ring)
+            if recompute:
+                x = checkpoint(self.after_layer, index, x, max_ring, use_reentrant=False)
+            else:
+                x = self.after_layer(index, x, max_ring)
         return self.source.final_norm(x)
 
     def after_layer(self, index: int, x: Tensor, max_ring: int | None = None) -> Tensor:
@@ -218,7 +240,10 @@ class Student(nn.Module):
     ) -> Tensor:
         """From q [B, H, T, K] and k, v [B, H_kv, T, K] of whole texts, not rotated, to o."""
         far, sinks, window = self.far(index), self.plan.sinks, self.window(index, max_ring)
-        near = near_attention(*rotated(q, k, self.source.shape), v, window, sinks)
+        shape, farthest = self.source.shape, self.farthest
+        is_longer = farthest and q.shape[2] > farthest
+        to_sinks = rotated_at_most(q, farthest, shape) if is_longer else None
+        near = near_attention(*rotated(q, k, shape), v, window, sinks, to_sinks)
         if far is None or q.shape[2] <= window + sinks:
             return near
         queries, old = q[:, :, window:], slice(0, q.shape[2] - window)
@@ -326,19 +351,28 @@ def _attention(
     cos, sin = _angles(student, positions)
     state.keys[rows, :, slots] = rotate(k, cos, sin).to(state.keys.dtype)
     state.values[rows, :, slots] = v.to(state.values.dtype)
-    near = _near(rotate(q, cos, sin), state, positions)
+    nearest = positions.clamp_max(student.farthest - 1) if student.farthest else positions
+    to_sinks = rotate(q, *_angles(student, nearest))
+    near = _near(rotate(q, cos, sin), to_sinks, state, positions, sinks)
     if far is not None:
         near = (near + num[:, :, 0]) / (1.0 + den[:, :, 0])
     return near.flatten(1)
 
 
-def _near(q: Tensor, state: LayerState, positions: Tensor) -> Tensor:
-    """Softmax over the slots that have a token: rotated q [R, H, K] to [R, H, K]."""
+def _near(q: Tensor, to_sinks: Tensor, state: LayerState, positions: Tensor, sinks: int) -> Tensor:
+    """Softmax over the slots that have a token: rotated q [R, H, K], two times, to [R, H, K]."""
     num_kv_heads = state.keys.shape[1]
     filled = torch.arange(state.keys.shape[2], device=q.device) <= positions.unsqueeze(1)
-    grouped = q.unflatten(1, (num_kv_heads, -1))
     keys, values = state.keys.to(q.dtype), state.values.to(q.dtype)
-    o = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=filled[:, None, None])
+    scores = torch.cat(
+        [
+            turned.unflatten(1, (num_kv_heads, -1)) @ part.transpose(-1, -2)
+            for turned, part in ((to_sinks, keys[:, :, :sinks]), (q, keys[:, :, sinks:]))
+        ],
+        dim=-1,
+    )
+    scores = (scores * q.shape[-1] ** -0.5).masked_fill(~filled[:, None, None], -torch.inf)
+    o: Tensor = scores.softmax(dim=-1) @ values
     return o.flatten(1, 2)
 
 

@@ -419,6 +419,8 @@ class Trainer:
     device: torch.device
     precision: torch.dtype = torch.float32
     rows: int = 1
+    #: What the source sees at most. Longer sequences need no more memory than twice as long ones.
+    past: int = 0
 
     def match_step(self) -> None:
         """One step of the first stage."""
@@ -440,10 +442,11 @@ class Trainer:
         for start in range(0, len(batch.ids), self.rows):
             part = slice(start, start + self.rows)
             ids = batch.ids[part]
+            is_long = bool(self.past) and ids.shape[1] > self.past
             with self._autocast():
                 loss, kl = divergence(
-                    self.student.hidden(ids, batch.max_ring).flatten(0, 1),
-                    self.student.source.hidden(ids).flatten(0, 1),
+                    self.student.hidden(ids, batch.max_ring, recompute=is_long).flatten(0, 1),
+                    self.student.source.hidden(ids, self.past).flatten(0, 1),
                     head.weight,
                     labels[part].flatten(),
                     batch.marked[part].flatten() * self.options.label_share,

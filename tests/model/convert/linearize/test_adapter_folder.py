@@ -27,10 +27,10 @@ from tests.model.convert.linearize.tiny import tiny_ids, tiny_llama
 PLAN = Plan((LayerPlan(12, "relative", 12), LayerPlan(28, "delta", 8), LayerPlan(12)), SINKS)
 
 
-def trained(source: Llama) -> Student:
+def trained(source: Llama, farthest: int = 0) -> Student:
     """A student all of whose weights are random, and numbers of bfloat16."""
     generator = torch.Generator().manual_seed(3)
-    student = Student(source, PLAN, {"qkv": 2, "out": 3, "up": 2, "down": 2})
+    student = Student(source, PLAN, {"qkv": 2, "out": 3, "up": 2, "down": 2}, farthest)
     student.init_weights(generator)
     with torch.no_grad():
         for parameter in student.parameters():
@@ -48,7 +48,7 @@ def work(tmp_path: Path) -> Path:
     gguf = write_llama(folder / "source" / "tiny.gguf", tiny_llama())
     student = trained(read_source(gguf).model)
     weights = {name: parameter.detach() for name, parameter in student.named_parameters()}
-    adapter = Adapter(file_digest(gguf), PLAN, student.ranks, weights, {})
+    adapter = Adapter(file_digest(gguf), PLAN, student.ranks, 64, weights, {})
     save_adapter(folder / "runs" / "last" / "adapter.safetensors", adapter)
     return folder
 
@@ -60,9 +60,10 @@ def adapter_of(work: Path) -> tuple[object, ...]:
 
 
 def test_served_model_has_the_logits_of_the_student(work: Path, tmp_path: Path) -> None:
+    """Also of tokens that are farther from the first ones than these are seen."""
     out, gguf = tmp_path / "served", work / "source" / "tiny.gguf"
     wheel = write_wheel(tmp_path / "index", gguf)
-    words = [*adapter_of(work), out, "--max-context", "256"]
+    words = [*adapter_of(work), out]
     result = CliRunner().invoke(app, [str(word) for word in (*words, "--wheel", wheel)])
     assert result.exit_code == 0, (result.output, result.exception)
     package = read_base(out).package
@@ -72,13 +73,15 @@ def test_served_model_has_the_logits_of_the_student(work: Path, tmp_path: Path) 
 
     shutil.copy(gguf, out)
     served, source = load_checkpoint(out), read_source(gguf)
-    assert served.config.max_context == 256
+    assert served.config.max_context == 64
     assert served.tokenizer.encode("a") == source.tokenizer.encode("a")
     ids = tiny_ids(100)
     with torch.no_grad():
-        expected = trained(source.model).hidden(ids) @ source.model.head.T
+        expected = trained(source.model, 64).hidden(ids) @ source.model.head.T
+        unbound = trained(source.model).hidden(ids) @ source.model.head.T
         logits = served.model.parallel(ids)
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    assert (unbound - expected)[:, 64:].abs().max() > 0.01
 
 
 def test_wheel_that_has_another_file_is_refused(work: Path, tmp_path: Path) -> None:

@@ -34,7 +34,9 @@ def test_adapter_of_a_run_is_measured_and_answers(tmp_path: Path) -> None:
     source, adapter = write_llama(tmp_path / "tiny.gguf", tiny_llama()), tmp_path / "a.safetensors"
     student = Student(tiny_llama(), PLAN, {"qkv": 2})
     student.init_weights(torch.Generator().manual_seed(0))
-    made = Adapter(file_digest(source), PLAN, {"qkv": 2}, dict(student.state_dict()), {"tokens": 7})
+    made = Adapter(
+        file_digest(source), PLAN, {"qkv": 2}, 64, dict(student.state_dict()), {"tokens": 7}
+    )
     save_adapter(adapter, made)
     text = tmp_path / "valid.txt"
     text.write_text("The old clock told a story.\n\n" * 60, encoding="utf-8")

@@ -59,7 +59,7 @@ def settings(work: Path, out: Path) -> Settings:
         state=str(work / "plan.json"),
         chat_tokens=0,
         match_tokens=5 * 64,
-        tokens=8 * 74,
+        tokens=8 * 115,
         ranks={"qkv": 2, "out": 2},
         window=64,
         device="cpu",
@@ -92,7 +92,7 @@ def test_conversion_says_what_it_takes_and_leaves_a_model_and_a_report(
     said: list[str] = []
     assert convert_to_constant(settings(work, tmp_path), never, said.append)
     assert "memory: about 0.4 GB" in said[0]
-    assert "0 of chats, 320 of matching, 592 of distillation" in said[0]
+    assert "0 of chats, 320 of matching, 920 of distillation" in said[0]
     size = BLOCK_PLAN.state_bytes(SHAPE)
     assert f"state of a session: {size / 1e6:.2f} MB" in said[0]
 
@@ -147,7 +147,7 @@ def test_more_tokens_continue_a_finished_conversion(work: Path, tmp_path: Path) 
     first = settings(work, tmp_path)
     assert convert_to_constant(first, never, quiet)
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
-    assert convert_to_constant(replace(first, tokens=10 * 74), never, quiet)
+    assert convert_to_constant(replace(first, tokens=10 * 115), never, quiet)
     later = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert later["tokens"] > report["tokens"]
     assert later["rows"][SOURCE] == report["rows"][SOURCE]

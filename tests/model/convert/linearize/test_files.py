@@ -191,9 +191,9 @@ def test_smollm_cuts_numbers_into_digits() -> None:
 
 def test_adapter_comes_back_whole(tmp_path: Path) -> None:
     source, path = tiny_llama(), tmp_path / "adapter.safetensors"
-    student = Student(source, PLAN, {"qkv": 2})
+    student = Student(source, PLAN, {"qkv": 2}, 16)
     student.init_weights(torch.Generator().manual_seed(3))
-    adapter = Adapter("abc", PLAN, {"qkv": 2}, dict(student.state_dict()), {"step": 7})
+    adapter = Adapter("abc", PLAN, {"qkv": 2}, 16, dict(student.state_dict()), {"step": 7})
     save_adapter(path, adapter)
     loaded = load_adapter(path)
     assert (loaded.base, loaded.plan, loaded.ranks, loaded.notes) == (

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.convert.linearize.plan import Plan
-from model.convert.linearize.source import rotated
+from model.convert.linearize.plan import Plan, window_plan
+from model.convert.linearize.source import rotated, sliding_attention
 from model.convert.linearize.student import LORA_SCALE, Student, empty_state, near_attention, step
 from model.families.llama.config import LayerPlan
 from tests.model.convert.linearize.tiny import PLAN, SHAPE, tiny_ids, tiny_llama
@@ -53,6 +53,16 @@ def test_near_part_is_softmax_over_window_and_first_tokens(window: int, num_toke
     q, k, v = projections(num_tokens)
     wanted = near_weights(q, k, window, 2) @ v.repeat_interleave(SHAPE.group, 1)
     torch.testing.assert_close(near_attention(q, k, v, window, 2), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 5, 64, 130, 300])
+@pytest.mark.parametrize("num_tokens", [1, 70, 131, 400])
+def test_sliding_attention_is_the_near_part(window: int, num_tokens: int) -> None:
+    (q, k, v), farthest = projections(num_tokens), window + 2
+    to_sinks = torch.cat([q[:, :, :farthest], 2.0 - q[:, :, farthest:]], dim=2)
+    found = sliding_attention(q, to_sinks, k, v, window, 2)
+    wanted = near_attention(q, k, v, window, 2, to_sinks)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("num_tokens", [9, 75, 200])
@@ -110,6 +120,25 @@ def test_windows_as_long_as_the_text_give_the_source() -> None:
     torch.testing.assert_close(student.hidden(ids), student.source.hidden(ids))
 
 
+def test_source_with_a_past_sees_what_a_window_and_first_tokens_hold() -> None:
+    ids, source = tiny_ids(90), tiny_llama()
+    windows = Student(source, window_plan(SHAPE.num_layers, 28), {}, farthest=32)
+    found = source.hidden(ids, 32)
+    torch.testing.assert_close(found, windows.hidden(ids), rtol=1e-3, atol=1e-4)
+    assert torch.equal(source.hidden(ids[:, :32], 32), source.hidden(ids[:, :32]))
+    assert (found - source.hidden(ids)).abs().max() > 0.01
+
+
+def test_what_is_computed_again_has_the_same_gradients() -> None:
+    ids, student = tiny_ids(60), random_student()
+    gradients = []
+    for recompute in (False, True):
+        student.zero_grad()
+        student.hidden(ids, recompute=recompute).square().sum().backward()
+        gradients.append([parameter.grad for parameter in student.parameters()])
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
 def test_far_parts_and_a_shorter_window_change_what_is_computed() -> None:
     ids, student = tiny_ids(60), random_student()
     found = student.hidden(ids)
@@ -132,8 +161,10 @@ def test_merged_updates_are_the_adapters_forward() -> None:
     assert (bare.hidden(ids) - wanted).abs().max() > 0.01
 
 
-def test_step_form_is_the_parallel_form() -> None:
+@pytest.mark.parametrize("farthest", [0, 16])
+def test_step_form_is_the_parallel_form(farthest: int) -> None:
     ids, student = tiny_ids(45, rows=3), random_student({"qkv": 3, "up": 2})
+    student.farthest = farthest
     wanted = student.hidden(ids)
     state = empty_state(student, 3, torch.float32)
     for token in range(ids.shape[1]):

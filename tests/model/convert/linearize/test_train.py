@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from model.convert.linearize.chats import CHAT_ML
+from model.convert.linearize.plan import Plan, window_plan
 from model.convert.linearize.sequences import Sequences, Shares, Text
 from model.convert.linearize.student import Student
 from model.convert.linearize.train import (
@@ -35,8 +36,10 @@ def sequences() -> Sequences:
     return Sequences(tiny_tokenizer(), texts, [], Shares(), seed=0, chat=CHAT_ML)
 
 
-def trainer(folder: Path, rows: int = 1, ranks: dict[str, int] | None = None) -> Trainer:
-    student = Student(tiny_llama(), PLAN, ranks or {})
+def trainer(
+    folder: Path, rows: int = 1, ranks: dict[str, int] | None = None, plan: Plan = PLAN
+) -> Trainer:
+    student = Student(tiny_llama(), plan, ranks or {})
     student.init_weights(torch.Generator().manual_seed(0))
     parameters = dict(student.named_parameters())
     rates = {name: 3e-3 if ".far." in name else 1e-2 for name in parameters}
@@ -56,6 +59,18 @@ def on_one_text(made: Trainer) -> Trainer:
 def head() -> Head:
     ids = torch.arange(0, SHAPE.vocab_size, 2)
     return Head(ids, tiny_llama().embedding[ids])
+
+
+def test_source_sees_no_more_than_its_past(tmp_path: Path) -> None:
+    """A student that keeps as much and has learnt nothing is the source then."""
+    plan, divergences = window_plan(SHAPE.num_layers, 28), []
+    for past in (32, 0):
+        made = trainer(tmp_path / str(past), ranks={"qkv": 2}, plan=plan)
+        made.student.farthest = past
+        options = Options(lengths=Choice((90,), (1.0,)))
+        replace(made, options=options, past=past).distil_step(head())
+        divergences += log(tmp_path / str(past), "kl")
+    assert divergences[0] < 1e-5 < 1e-3 < divergences[1]
 
 
 def log(folder: Path, key: str) -> list[float]:
