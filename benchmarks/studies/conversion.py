@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 
 from benchmarks.report import RESULTS, Figures, Result, command_line, read_result, show_figures
-from model.convert.linearize.conversion import Conversion, Settings
+from model.convert.linearize.conversion import LENGTHS, PAST, Conversion, Settings
 from model.convert.linearize.plan import Plan, equal_window, smollm2_plan
 from model.convert.linearize.report import (
     CONTROL,
@@ -138,7 +138,8 @@ def controls(options: Namespace) -> Figures:
     """The source, and the source with a window of equal memory, untrained."""
     source = read_source(options.source)
     model = source.model
-    control = Student(model, equal_window(smollm2_plan(PLAN), model.shape), {})
+    plan = equal_window(smollm2_plan(PLAN), model.shape)
+    control = Student(model, plan, {}, PAST * options.window)
     return {
         name: measured(options, source, hidden)
         for name, hidden in ((SOURCE, model.hidden), (CONTROL, control.hidden))
@@ -161,7 +162,7 @@ def main(command: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=16_384)
     parser.add_argument("--window", type=int, default=512, help="tokens of most sequences")
     parser.add_argument("--pieces", type=int, default=2, help="pieces of each validation text")
-    parser.add_argument("--length", type=int, default=1536, help="tokens of a piece")
+    parser.add_argument("--length", type=int, default=1024, help="tokens of a piece")
     parser.add_argument("--recalls", type=int, default=8, help="questions of each distance")
     parser.add_argument("--distances", type=int, nargs="+", default=(300, 1500))
     parser.add_argument("--threads", type=int, default=1)
@@ -173,6 +174,7 @@ def main(command: Sequence[str] | None = None) -> None:
     recipe: Figures = {name: getattr(options, name) for name in names}
     recipe |= {name: [path.name for path in getattr(options, name)] for name in ("data", "valid")}
     recipe["distances"] = list(options.distances)
+    recipe["lengths"] = [list(LENGTHS.values), list(LENGTHS.shares)]
     found: Figures = read_result(options.output) if options.output.is_file() else {}
     variants = found["variants"] if found.get("recipe") == recipe else controls(options)
     for name in options.variants:

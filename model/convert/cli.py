@@ -98,7 +98,10 @@ def convert_command(
     ] = None,
     window: Annotated[
         int | None,
-        typer.Option(help="Number of tokens per stream and step; default: 512, for constant 1024."),
+        typer.Option(
+            help="Number of tokens per stream and step; default: 512; for constant 1024, and"
+            " some sequences are two or four times as long."
+        ),
     ] = None,
     seed: Annotated[
         int, typer.Option(help="Seed of new weights and of the order of the data.")

@@ -102,7 +102,7 @@ def report(
     out: Annotated[Path, typer.Argument(help="Folder of report.json and report.svg.")],
     valid: Annotated[list[Path], typer.Option(help="UTF-8 text; repeat.", exists=True)],
     pieces: Annotated[int, typer.Option(help="Pieces of each text.")] = 4,
-    length: Annotated[int, typer.Option(help="Tokens of a piece.")] = 2048,
+    length: Annotated[int, typer.Option(help="Tokens of a piece.")] = 4096,
     recalls: Annotated[int, typer.Option(help="Questions of each distance.")] = 24,
     device: Device = "cpu",
 ) -> None:

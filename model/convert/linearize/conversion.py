@@ -94,7 +94,7 @@ MATCH_CLIP = 5.0
 #: Sequences of the second stage, in windows, each with its share. Without the longest, the model
 #: gets worse beyond the length of its training.
 LENGTHS = Choice((1, 2, 4), (0.6, 0.2, 0.2))
-#: What the source sees at most, in windows; farther away the model sees no first tokens.
+#: What the source sees at most, in windows, and as how far away the model sees the first tokens.
 PAST = 2
 #: What the windows of delta layers are cut to (0 for nothing), each with its share: their far parts
 #: get work to do in short sequences. In the first stage only far parts learn, so that a whole ring
@@ -151,6 +151,7 @@ class Settings:
             "rings": [self.rings.values, self.rings.shares],
             "batch_size": self.batch_size,
             "window": self.window,
+            "lengths": [LENGTHS.values, LENGTHS.shares],
             "seed": self.seed,
         }
 
@@ -194,9 +195,15 @@ class Conversion:
             raise ConfigError("an adapter needs a GGUF file as its base: use --merged")
         if settings.chat_tokens and (reason := self._why_no_chats()):
             raise ConfigError(f"--chat-tokens must be 0: {reason}")
-        if given_plan(settings.state, self.shape) is None:
-            choose_plan(
-                [0.0] * self.shape.num_layers, self.shape, given_bytes(settings.state, self.shape)
+        most = self.source.config.max_context
+        if settings.window > most:
+            raise ConfigError(f"window must be at most {most}, which the source can see")
+        plan = given_plan(settings.state, self.shape) or choose_plan(
+            [0.0] * self.shape.num_layers, self.shape, given_bytes(settings.state, self.shape)
+        )
+        if (longest := max(layer.context for layer in plan.layers)) > most:
+            raise ConfigError(
+                f"--state has a layer that keeps {longest} tokens; the source can see {most}"
             )
 
     def _why_no_chats(self) -> str | None:
@@ -208,11 +215,12 @@ class Conversion:
         path = self.settings.out / "conversion.json"
         identity = json.loads(json.dumps(self.settings.identity(self.source.digest)))
         if path.is_file():
-            for name, value in read_json(path).items():
-                if identity[name] != value:
+            before = read_json(path)
+            for name in identity | before:
+                if identity.get(name) != before.get(name):
                     raise TrainingError(
-                        f"{self.settings.out} holds a conversion with {name} {value!r},"
-                        f" not {identity[name]!r}: use another --out"
+                        f"{self.settings.out} holds a conversion with {name} {before.get(name)!r},"
+                        f" not {identity.get(name)!r}: use another --out"
                     )
         self.settings.out.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
@@ -233,8 +241,8 @@ class Conversion:
     @property
     def past(self) -> int:
         """Tokens that the source sees at most, and how far away the model sees first tokens."""
-        windows = (layer.context for layer in self.plan.layers)
-        return min(max(PAST * self.settings.window, *windows), self.source.config.max_context)
+        past = min(PAST * self.settings.window, self.source.config.max_context)
+        return max(past, *(layer.context for layer in self.plan.layers))
 
     def announcement(self) -> str:
         """What it will take and write."""
@@ -307,7 +315,7 @@ class Conversion:
     def match(self, stop: Stop) -> bool:
         """First stage: the far part of each layer learns what the source's attention gives."""
         settings = self.settings
-        student = Student(self.source.model, self.plan, {}).to(self.device)
+        student = Student(self.source.model, self.plan, {}, self.past).to(self.device)
         options = Options(
             settings.seed,
             settings.batch_size,
@@ -430,6 +438,7 @@ class Conversion:
             self.device,
             self.precision,
             past=self.past,
+            longest_kept=PAST * self.settings.window,
         )
 
     def _train(

@@ -1,9 +1,10 @@
 """What a conversion has kept: ``report.json``, a table and ``report.svg``.
 
-Four rows, each measured alike on the second halves of the validation texts: the source, the control
-(the source with a window of equal memory in all layers, untrained), the converted model, and the
-converted model without its far parts. Each has bits per byte, and recall of a told fact by
-distance. A model is here a function from ids [B, T] to the input of the head [B, T, D].
+Four rows, measured on the second halves of the validation texts: the source, the control (the
+source with a window of equal memory in all layers, untrained), the converted model, and the
+converted model without its far parts. Each has bits per byte, for which the source sees no more
+than in training, and recall of a told fact by distance, for which it sees all. A model is here a
+function from ids [B, T] to the input of the head [B, T, D].
 """
 
 from __future__ import annotations
@@ -214,6 +215,7 @@ def write_report(
         "plan": student.plan.to_json(),
         "state_bytes": size,
         "control_window": control.layers[0].window,
+        "farthest": student.farthest,
         "measured": json.loads(json.dumps(asdict(measures))),
         "texts": {name: len(ids) for name, ids in subject.texts.items()},
     }
@@ -221,7 +223,8 @@ def write_report(
     if path.is_file():
         before = read_json(path)
         rows = before.pop("rows")
-        if any(before[key] != about[key] for key in ("measured", "texts", "plan", "source")):
+        kept = ("measured", "texts", "plan", "source", "farthest")
+        if any(before.get(key) != about[key] for key in kept):
             rows = {}
         elif before != about:
             rows = {name: row for name, row in rows.items() if name in (SOURCE, CONTROL)}

@@ -83,7 +83,7 @@ def load_adapter(path: Path) -> Adapter:
             f"{path.name} has lora_scale {values['lora_scale']}, not {LORA_SCALE}"
         )
     if "farthest" not in values:
-        raise CheckpointError(f"{path.name} is of an older version: continue its conversion")
+        raise CheckpointError(f"{path.name} is of an older version: convert again")
     plan, farthest = plan_from_json(values["plan"]), values["farthest"]
     return Adapter(values["base"], plan, values["ranks"], farthest, weights, values["notes"])
 

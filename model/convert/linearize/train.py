@@ -419,8 +419,10 @@ class Trainer:
     device: torch.device
     precision: torch.dtype = torch.float32
     rows: int = 1
-    #: What the source sees at most. Longer sequences need no more memory than twice as long ones.
+    #: Tokens that the source sees at most; 0 is no bound.
     past: int = 0
+    #: Longer sequences are computed again in the backward pass, for memory; 0 is none.
+    longest_kept: int = 0
 
     def match_step(self) -> None:
         """One step of the first stage."""
@@ -442,10 +444,10 @@ class Trainer:
         for start in range(0, len(batch.ids), self.rows):
             part = slice(start, start + self.rows)
             ids = batch.ids[part]
-            is_long = bool(self.past) and ids.shape[1] > self.past
+            again = 0 < self.longest_kept < ids.shape[1]
             with self._autocast():
                 loss, kl = divergence(
-                    self.student.hidden(ids, batch.max_ring, recompute=is_long).flatten(0, 1),
+                    self.student.hidden(ids, batch.max_ring, recompute=again).flatten(0, 1),
                     self.student.source.hidden(ids, self.past).flatten(0, 1),
                     head.weight,
                     labels[part].flatten(),

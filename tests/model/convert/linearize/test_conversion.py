@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from model.checkpoint import load_checkpoint
 from model.convert.linearize.conversion import Conversion, Settings, convert_to_constant
+from model.convert.linearize.plan import window_plan
 from model.convert.linearize.report import ABLATED, CONTROL, CONVERTED, SOURCE, Measures
 from model.convert.linearize.result import load_adapter
 from model.convert.linearize.source import read_source
@@ -103,6 +104,7 @@ def test_conversion_says_what_it_takes_and_leaves_a_model_and_a_report(
     matched = load_adapter(tmp_path / "runs" / "match" / "adapter.safetensors")
     trained = load_adapter(tmp_path / "runs" / "distil" / "adapter.safetensors")
     assert matched.ranks == {}
+    assert matched.farthest == trained.farthest == 128
     assert trained.ranks == {"qkv": 2, "out": 2}
     assert trained.plan == BLOCK_PLAN
 
@@ -166,6 +168,29 @@ def test_folder_of_another_conversion_is_refused_with_the_option(
     ):
         with pytest.raises(TrainingError, match=f"holds a conversion with {message}"):
             Conversion(replace(first, **changes))  # type: ignore[arg-type]
+
+
+def test_conversion_of_an_older_version_is_refused(work: Path, tmp_path: Path) -> None:
+    first = settings(work, tmp_path)
+    Conversion(first)
+    file = tmp_path / "conversion.json"
+    before = json.loads(file.read_text(encoding="utf-8"))
+    del before["lengths"]
+    file.write_text(json.dumps(before), encoding="utf-8")
+    with pytest.raises(TrainingError, match="holds a conversion with lengths None, not"):
+        Conversion(first)
+
+
+def test_more_than_the_source_sees_is_refused(work: Path, tmp_path: Path) -> None:
+    plan = window_plan(SHAPE.num_layers, 4108)  # of a source that sees 4,096
+    (tmp_path / "plan.json").write_text(json.dumps(plan.to_json()), encoding="utf-8")
+    for changes, message in (
+        ({"state": str(tmp_path / "plan.json")}, "keeps 4112 tokens; the source can see 4096"),
+        ({"window": 4097}, "window must be at most 4096"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Conversion(replace(settings(work, tmp_path / "out"), **changes))  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
 
 
 def test_plan_by_the_scan_is_kept_and_fits(work: Path, tmp_path: Path) -> None:

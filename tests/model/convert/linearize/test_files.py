@@ -16,7 +16,7 @@ from model.convert.linearize.chats import CHAT_ML, LLAMA3, chat_format
 from model.convert.linearize.plan import LlamaShape, Plan, plan_from_json, smollm2_plan, window_plan
 from model.convert.linearize.result import Adapter, load_adapter, save_adapter
 from model.convert.linearize.source import Llama, read_source
-from model.convert.linearize.student import Student
+from model.convert.linearize.student import LORA_SCALE, Student
 from model.families.llama.config import LayerPlan
 from model.files import ConfigError
 from model.hub.base import file_digest
@@ -202,6 +202,16 @@ def test_adapter_comes_back_whole(tmp_path: Path) -> None:
     )
     ids = tiny_ids(40)
     assert torch.equal(loaded.student(source).hidden(ids), student.hidden(ids))
+
+
+def test_adapter_without_the_distance_of_first_tokens_is_refused(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    values = {"plan": PLAN.to_json(), "lora_scale": LORA_SCALE, "base": "", "ranks": {}}
+    path = tmp_path / "adapter.safetensors"
+    save_file({"a": torch.zeros(1)}, path, {"linearize": json.dumps({**values, "notes": {}})})
+    with pytest.raises(CheckpointError, match="is of an older version"):
+        load_adapter(path)
 
 
 def test_file_that_is_no_adapter_is_refused(tmp_path: Path) -> None:

@@ -28,13 +28,15 @@ from tests.model.convert.linearize.tiny import BLOCK_PLAN, SHAPE, tiny_llama, ti
 
 COLOR_TOKENS = tuple(f" {color}" for color in COLORS)
 MEASURES = Measures(pieces=2, length=150, recalls=4, distances=(60, 120, 3000))
+#: Of the first tokens; the pieces are longer.
+FARTHEST = 64
 WIDE = replace(SHAPE, vocab_size=SHAPE.vocab_size + len(COLOR_TOKENS))
 
 
 @pytest.fixture
 def subject() -> Subject:
     tokenizer = tiny_tokenizer(COLOR_TOKENS)
-    student = Student(tiny_llama(shape=WIDE), BLOCK_PLAN, {"qkv": 2})
+    student = Student(tiny_llama(shape=WIDE), BLOCK_PLAN, {"qkv": 2}, FARTHEST)
     student.init_weights(torch.Generator().manual_seed(0))
     with torch.no_grad():
         for parameter in student.parameters():
@@ -55,14 +57,14 @@ def test_each_row_is_measured_as_its_model(subject: Subject, tmp_path: Path) -> 
     assert report == written(tmp_path)
     rows, student = report["rows"], subject.student
     assert list(rows) == [SOURCE, CONTROL, CONVERTED, ABLATED]
-    control = Student(student.source, equal_window(BLOCK_PLAN, WIDE), {})
+    control = Student(student.source, equal_window(BLOCK_PLAN, WIDE), {}, FARTHEST)
     pieces = samples(subject.texts["book.txt"], 2, 150)
-    for name, hidden in (
-        (SOURCE, student.source.hidden),
-        (CONTROL, control.hidden),
-        (CONVERTED, student.hidden),
+    for name, bounded, hidden in (
+        (SOURCE, lambda ids: student.source.hidden(ids, FARTHEST), student.source.hidden),
+        (CONTROL, control.hidden, control.hidden),
+        (CONVERTED, student.hidden, student.hidden),
     ):
-        bits = bits_per_byte(hidden, student.source.head, pieces, token_bytes(subject.tokenizer))
+        bits = bits_per_byte(bounded, student.source.head, pieces, token_bytes(subject.tokenizer))
         found = rows[name]["bits_per_byte"]["book.txt"]
         assert found["all"] == round(bits.all, 4)
         assert found["by_position"] == {str(k): round(v, 4) for k, v in bits.by_position.items()}
