@@ -79,7 +79,7 @@ serve: $(VENV)/.installed ## Installs what is missing and serves the bundled mod
 	@chat=; $(if $(CHAT),if $(FETCH_BASE); then chat="--model $(CHAT)"; fi;) \
 		$(BIN)/everstream serve $$chat $(if $(strip $(OWN_MODEL)),,--model everstream-stories) $(ARGS)
 
-test: $(VENV)/.installed-dev ## Installs what is missing and runs unit tests, and some whole ways through the server
+test: $(VENV)/.installed-dev ## Installs what is missing and runs unit tests and some end-to-end tests
 	@$(HAS_NATIVE) || echo "$(WITHOUT_NATIVE)" >&2
 	@$(PYTEST) -m "unit or smoke" --hypothesis-profile quick $(ARGS)
 

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from benchmarks.report import RESULTS, read_result
 from benchmarks.studies.model_card.facts import read
-from benchmarks.studies.pages.models import comparison_cells
+from benchmarks.studies.pages.peers import comparison_cells
 from model.bounds import DEFAULT_STATE_MEMORY_BYTES
 from model.bundled_models import DEFAULT_MODEL, DEFAULT_NAME
 from model.checkpoint import load_checkpoint
@@ -55,11 +56,13 @@ def places() -> Iterator[Place]:
     millions = f"{num_parameters(config) / 1e6:.1f}M"
     readme = "README.md"
     yield Place(readme, r"everstream-stories` has (\S+) parameters", millions)
-    yield Place(readme, r"constant: (\S+ \S+) for the bundled model", state)
-    yield Place(readme, r"shape would need (\S+) bytes in bfloat16", f"{per_token:,}")
+    yield Place(readme, r"constant: (\S+ \S+) for `everstream-stories`", state)
+    yield Place(readme, r"stories` would need (\S+) bytes in bfloat16", f"{per_token:,}")
     yield Place(readme, r"prints: (\S+ MiB) at 100,000 tokens", cache)
     cells = r"\| tokens/s, one stream[^|]*\| ([^|]* \| [^|]*) \|"
     yield Place(readme, cells, " | ".join(comparison_cells()))
+    seconds = read_result(RESULTS / "clone_to_token.json")["first_token_s"]
+    yield Place(readme, r"that took (\S+) s besides the download", f"{seconds:.0f}")
     counts = [f"{memory // num_bytes:,}" for memory in (DEFAULT_STATE_MEMORY_BYTES, 2 << 30)]
     capacity = (
         f"{num_bytes:,} bytes per session, so the default of 512 MiB holds {counts[0]} sessions,"

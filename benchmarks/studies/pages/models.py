@@ -146,23 +146,6 @@ def _summary_cell(row: Figures, int8: Figures | None) -> str:
     return f"{rate:,.0f} ({factors})"
 
 
-def comparison_cells() -> list[str]:
-    """For the README: tokens/s of one stream of 0.4B on two threads, ours and llama.cpp's."""
-    rows = {
-        row["dtype"]: row["contenders"]
-        for row in read_result(RESULT)["rows"]
-        if (row["size"], row["threads"], row["streams"]) == ("0.4B", 2, 1)
-        and row["mode"] == "decode"
-    }
-    return [
-        ", ".join(
-            f"{WEIGHTS.get(dtype, dtype)}: {row[name]['tokens_per_s']:,.0f}"
-            for dtype, row in rows.items()
-        )
-        for name in (OURS, PEERS[0])
-    ]
-
-
 def loading_table(sizes: Sequence[Figures]) -> str:
     """How long a server takes to start, and its memory."""
     body = []

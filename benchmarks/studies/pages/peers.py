@@ -51,6 +51,15 @@ def same_table(rows: Sequence[Figures]) -> str:
     return markdown(["weights", "", "ours", *names[1:], "ours / best peer"], body)
 
 
+def comparison_cells() -> list[str]:
+    """For the README: tokens/s of one stream of RWKV-7 0.4B, ours and llama.cpp's."""
+    rows = where(_of(read_result(RESULT)["rows"], "rwkv7"), context=0, streams=1, mode="decode")
+    return [
+        ", ".join(f"{row['dtype']}: {_rate(row, name):,.0f}" for row in rows)
+        for name in (OURS, "llama.cpp")
+    ]
+
+
 def reasons(rows: Sequence[Figures]) -> str:
     """Why a contender is missing at a point, in its own words."""
     found: dict[str, list[str]] = {}
