@@ -34,8 +34,10 @@ from benchmarks.report import (
 )
 from benchmarks.studies.constant_state.subjects import Subject, subjects
 from model.bundled_models import bundled_models
+from model.checkpoint_files import ADAPTER
 from model.convert.linearize.report import COLORS, color_ids, half_ids, questions
 from model.evaluation import documents
+from model.hub.base import file_digest
 from model.native.runtime import Runtime
 from model.tokenizer import Tokenizer
 
@@ -143,6 +145,7 @@ def main(command: Sequence[str] | None = None) -> None:
         for name, max_bytes in TEXTS.items()
     }
     about: Figures = {
+        "adapter": file_digest(options.model / ADAPTER),
         "dtype": options.dtype,
         "documents": {name: len(each) for name, each in texts.items()},
         "recalls": options.recalls,
