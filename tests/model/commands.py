@@ -15,8 +15,12 @@ def everstream(*words: object) -> str:
 
 
 def refused(*words: object) -> str:
-    """The one line that a command says of a mistake, without the program's name."""
-    result = CliRunner().invoke(app, [str(word) for word in words])
+    """The one line that a command says of a mistake, without the program's name.
+
+    ``serve`` gets a free port: it may listen before it finds the mistake.
+    """
+    port = ("--port", "0") if words[0] == "serve" else ()
+    result = CliRunner().invoke(app, [str(word) for word in (*words, *port)])
     assert result.exit_code == 2, result.output
     name, _, message = result.stderr.partition(": ")
     assert name == "everstream", result.stderr

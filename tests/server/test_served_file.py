@@ -64,7 +64,7 @@ async def test_tokenizer_may_be_elsewhere(gguf: Path, tmp_path: Path) -> None:
     elsewhere.mkdir()
     tiny_tokenizer().save(elsewhere / "tokenizer.json")
     runner = CliRunner()
-    result = runner.invoke(app, ["serve", "--model", str(bare)])
+    result = runner.invoke(app, ["serve", "--port", "0", "--model", str(bare)])
     assert result.exit_code == 2
     assert "--tokenizer FILE" in result.output
     options = ["--tokenizer", str(elsewhere / "tokenizer.json"), "--max-tokens", "4"]
@@ -178,7 +178,7 @@ def test_what_is_wrong_is_one_line(file: Path) -> None:
     weights = published(SHAPES["square"])
     del weights["blocks.1.att.w0"]
     write_pth(file, weights)
-    result = CliRunner().invoke(app, ["serve", "--model", str(file)])
+    result = CliRunner().invoke(app, ["serve", "--port", "0", "--model", str(file)])
     assert result.exit_code != 0
     assert "small.pth lacks key 'blocks.1.att.w0' (1 in all)" in " ".join(result.output.split())
     assert "Traceback" not in result.output

@@ -43,7 +43,7 @@ def command(text: str, files: dict[str, Path]) -> list[object]:
         ("generate x --temperature nan", "temperature: must be in 0..100"),
         ("generate x --model FOLDER", "has no config.json"),
         ("inspect FOLDER", "has no config.json"),
-        ("serve --model FOLDER", "has no config.json"),
+        ("serve --port 0 --model FOLDER", "has no config.json"),
         ("serve --port 70000", "--port"),
         ("serve --max-sessions 0", "--max-sessions"),
         ("serve --state-memory lots", "--state-memory"),

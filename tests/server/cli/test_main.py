@@ -69,7 +69,7 @@ def test_inspect_shows_what_the_weights_take_in_memory() -> None:
 
 def test_model_with_a_growing_cache_cannot_be_served(tmp_path: Path) -> None:
     write_model(tmp_path, attention="softmax")
-    result = run("serve", "--model", tmp_path)
+    result = run("serve", "--port", "0", "--model", tmp_path)
     assert result.exit_code == 2
     assert "no constant state" in result.stderr
 
