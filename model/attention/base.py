@@ -173,14 +173,15 @@ class HeadsAttention(Attention):
     def _merge(self, o: Tensor, x: Tensor) -> Tensor:
         """The heads' outputs [..., H, V] and the layer's input [..., D] to [..., D]."""
         if self.gate is None:
-            o = o if self.norm_weight is None else self._norm(o)
-            return self.out(o.flatten(-2).to(x.dtype))  # type: ignore[no-any-return]
-        gate = self.gate(x).unflatten(-1, o.shape[-2:])
-        if self.norm_weight is None:
-            o = o.to(gate.dtype) * F.silu(gate)
+            o = (o if self.norm_weight is None else self._norm(o)).to(x.dtype)
         else:
-            o = self._gated_norm(o, gate)
-        return self.out(o.flatten(-2))  # type: ignore[no-any-return]
+            gate = self.gate(x).unflatten(-1, o.shape[-2:])
+            if self.norm_weight is None:
+                o = o.to(gate.dtype) * F.silu(gate)
+            else:
+                o = self._gated_norm(o, gate)
+        merged: Tensor = self.out(o.flatten(-2))
+        return merged
 
     def _norm(self, o: Tensor) -> Tensor:
         assert self.norm_weight is not None

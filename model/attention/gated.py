@@ -65,5 +65,6 @@ class GatedAttention(HeadsAttention):
 
     def _log_decay(self, x: Tensor) -> Tensor:
         logit = self.decay_up(self.decay_down(x)).float()
-        log_decay = F.logsigmoid(logit) / DECAY_TEMPERATURE
-        return log_decay.clamp_min(MIN_LOG_DECAY).unflatten(-1, (self.num_heads, -1))  # type: ignore[no-any-return]
+        log_decay = (F.logsigmoid(logit) / DECAY_TEMPERATURE).clamp_min(MIN_LOG_DECAY)
+        heads: Tensor = log_decay.unflatten(-1, (self.num_heads, -1))
+        return heads

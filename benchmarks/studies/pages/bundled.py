@@ -11,9 +11,10 @@ from benchmarks.report import RESULTS, read_result
 from benchmarks.studies.model_card.facts import read
 from benchmarks.studies.pages.peers import comparison_cells
 from model.bounds import DEFAULT_STATE_MEMORY_BYTES
-from model.bundled_models import DEFAULT_MODEL, DEFAULT_NAME
+from model.bundled_models import DEFAULT_MODEL, DEFAULT_NAME, bundled_models
 from model.checkpoint import load_checkpoint
 from model.config import ModelConfig
+from model.families.llama.config import LlamaConfig
 from model.state import StateLayout, kv_cache_bytes_per_token
 from model.weights import num_parameters
 from server.cli.inspect import format_bytes
@@ -57,6 +58,9 @@ def places() -> Iterator[Place]:
     readme = "README.md"
     yield Place(readme, r"everstream-stories` has (\S+) parameters", millions)
     yield Place(readme, r"constant: (\S+ \S+) for `everstream-stories`", state)
+    chat = LlamaConfig.load(bundled_models()["smollm2"] / "config.json")
+    chat_state = format_bytes(StateLayout.of(chat).num_bytes)
+    yield Place(readme, r"(\S+ \S+) for `smollm2`; of hybrids", chat_state)
     yield Place(readme, r"stories` would need (\S+) bytes in bfloat16", f"{per_token:,}")
     yield Place(readme, r"prints: (\S+ MiB) at 100,000 tokens", cache)
     cells = r"\| tokens/s, one stream[^|]*\| ([^|]* \| [^|]*) \|"

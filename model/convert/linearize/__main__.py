@@ -27,7 +27,7 @@ from model.convert.linearize.conversion import (
     hours,
     memory,
 )
-from model.convert.linearize.plan import choose_plan, given_bytes, given_plan, window_plan
+from model.convert.linearize.plan import sized_plan, window_plan
 from model.convert.linearize.report import Measures, Subject, half_ids, print_report, write_report
 from model.convert.linearize.result import Adapter, load_adapter, write_adapter_folder
 from model.convert.linearize.source import Source, read_source
@@ -124,9 +124,7 @@ def cost_table() -> str:
         "|---|---|---|---|---|",
     ]
     for name, shape in EXAMPLES.items():
-        plan = given_plan(None, shape) or choose_plan(
-            [0.0] * shape.num_layers, shape, given_bytes(None, shape)
-        )
+        plan = sized_plan(None, shape)
         full, low = (
             memory(shape, plan, RANKS, PAST * Settings.window, size).most / 1e9 for size in (4, 2)
         )

@@ -41,6 +41,7 @@ from model.convert.linearize.plan import (
     given_bytes,
     given_plan,
     plan_from_json,
+    sized_plan,
 )
 from model.convert.linearize.report import (
     Measures,
@@ -198,9 +199,7 @@ class Conversion:
         most = self.source.config.max_context
         if settings.window > most:
             raise ConfigError(f"window must be at most {most}, which the source can see")
-        plan = given_plan(settings.state, self.shape) or choose_plan(
-            [0.0] * self.shape.num_layers, self.shape, given_bytes(settings.state, self.shape)
-        )
+        plan = sized_plan(settings.state, self.shape, most)
         if (longest := max(layer.context for layer in plan.layers)) > most:
             raise ConfigError(
                 f"--state has a layer that keeps {longest} tokens; the source can see {most}"
@@ -247,9 +246,7 @@ class Conversion:
     def announcement(self) -> str:
         """What it will take and write."""
         settings, shape = self.settings, self.shape
-        plan = given_plan(settings.state, shape) or choose_plan(
-            [0.0] * shape.num_layers, shape, given_bytes(settings.state, shape)
-        )
+        plan = sized_plan(settings.state, shape, self.source.config.max_context)
         size = self.source.model.layer(0).qkv.element_size()
         needed = memory(shape, plan, self.ranks, PAST * settings.window, size)
         chats = self._why_no_chats() or ""
@@ -303,7 +300,8 @@ class Conversion:
                 )
             if kl is None:
                 return False
-            plan = choose_plan(kl, self.shape, given_bytes(self.settings.state, self.shape))
+            max_bytes = given_bytes(self.settings.state, self.shape)
+            plan = choose_plan(kl, self.shape, max_bytes, self.source.config.max_context)
         path.write_text(json.dumps(plan.to_json(), indent=1) + "\n", encoding="utf-8")
         return True
 

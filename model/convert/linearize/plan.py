@@ -169,11 +169,22 @@ def given_bytes(state: str | None, shape: LlamaShape) -> int:
     return int(float(found[1]) * 1e6)
 
 
-def choose_plan(kl: list[float], shape: LlamaShape, max_bytes: int) -> Plan:
+def sized_plan(state: str | None, shape: LlamaShape, max_context: int = MAX_RING + SINKS) -> Plan:
+    """The plan that is given, or one of the sizes of that which is chosen. Raises `ConfigError`."""
+    return given_plan(state, shape) or choose_plan(
+        [0.0] * shape.num_layers, shape, given_bytes(state, shape), max_context
+    )
+
+
+def choose_plan(
+    kl: list[float], shape: LlamaShape, max_bytes: int, max_context: int = MAX_RING + SINKS
+) -> Plan:
     """The plan of at most ``max_bytes`` from the KL of each layer. Raises `ConfigError`.
 
-    Half of the bytes at most are for windows that all layers have, the rest for rings.
+    Half of the bytes at most are for windows that all layers have, the rest for rings. No layer
+    keeps more than ``max_context`` tokens.
     """
+    longest_ring = min(MAX_RING, max_context // POSITION_BLOCK * POSITION_BLOCK - SINKS)
     order = sorted(range(len(kl)), key=lambda layer: -kl[layer])
     widest = 2 * shape.head_dim
 
@@ -187,7 +198,7 @@ def choose_plan(kl: list[float], shape: LlamaShape, max_bytes: int) -> Plan:
         return Plan(tuple(layers))
 
     def longest(fits: Callable[[int], bool]) -> int:
-        windows = range(MIN_WINDOW, MAX_RING + 1, POSITION_BLOCK)
+        windows = range(MIN_WINDOW, longest_ring + 1, POSITION_BLOCK)
         return max((window for window in windows if fits(window)), default=0)
 
     window = longest(lambda w: 2 * plan(w).state_bytes(shape) <= max_bytes)
@@ -200,7 +211,7 @@ def choose_plan(kl: list[float], shape: LlamaShape, max_bytes: int) -> Plan:
         return plan(window)
     while (
         rings < len(kl)
-        and ring == MAX_RING
+        and ring == longest_ring
         and plan(window, rings + 1, ring).state_bytes(shape) <= max_bytes
     ):
         rings += 1

@@ -360,7 +360,10 @@ def _attention(
 
 
 def _near(q: Tensor, to_sinks: Tensor, state: LayerState, positions: Tensor, sinks: int) -> Tensor:
-    """Softmax over the slots that have a token: rotated q [R, H, K], two times, to [R, H, K]."""
+    """Softmax over the slots that have a token, to [R, H, K].
+
+    ``q`` [R, H, K] is rotated for the window, ``to_sinks`` for the first tokens.
+    """
     num_kv_heads = state.keys.shape[1]
     filled = torch.arange(state.keys.shape[2], device=q.device) <= positions.unsqueeze(1)
     keys, values = state.keys.to(q.dtype), state.values.to(q.dtype)

@@ -421,7 +421,7 @@ class Trainer:
     rows: int = 1
     #: Tokens that the source sees at most; 0 is no bound.
     past: int = 0
-    #: Longer sequences are computed again in the backward pass, for memory; 0 is none.
+    #: Longer sequences are computed again in the backward pass, for memory; 0 is no bound.
     longest_kept: int = 0
 
     def match_step(self) -> None:

@@ -133,7 +133,8 @@ class LowRank(nn.Module):
 
     def forward(self, x: Tensor, f: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         x = self.down(x)
-        return self.up(x if f is None else f(x))  # type: ignore[no-any-return]
+        y: Tensor = self.up(x if f is None else f(x))
+        return y
 
 
 class TimeMix(nn.Module):
@@ -310,7 +311,8 @@ class ChannelMix(nn.Module):
 
     def forward(self, x: Tensor, before: Tensor) -> Tensor:
         inner = self.key(torch.lerp(x, before, self.shift_mix)).relu().square()
-        return self.value(inner)  # type: ignore[no-any-return]
+        y: Tensor = self.value(inner)
+        return y
 
 
 class Block(nn.Module):

@@ -14,6 +14,7 @@ from model.convert.linearize.plan import (
     equal_window,
     given_bytes,
     given_plan,
+    sized_plan,
     smollm2_plan,
     window_plan,
 )
@@ -86,6 +87,14 @@ def test_chosen_plan_fits_and_spends_its_bytes(shape: LlamaShape, part: float) -
     assert read_plans(plan.layers, shape.num_layers) == plan.layers
     num_rings = sum(layer.far == "delta" for layer in plan.layers)
     assert num_rings >= shape.num_layers / 8
+
+
+def test_chosen_layers_keep_no_more_than_the_source_sees() -> None:
+    kl, max_bytes = [0.01] * 30, 3 * given_bytes(None, SMOLLM2)
+    assert max(layer.context for layer in choose_plan(kl, SMOLLM2, max_bytes).layers) > 520
+    plan = choose_plan(kl, SMOLLM2, max_bytes, max_context=520)
+    assert max(layer.context for layer in plan.layers) == 512
+    assert sized_plan("20mb", SMOLLM2, 520).state_bytes(SMOLLM2) <= 20e6
 
 
 def test_too_few_bytes_are_refused_with_those_that_are_enough() -> None:
